@@ -1,0 +1,33 @@
+# Two commands: `make setup` once (any other target does it for you), `make test` for everything CI runs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The kernels run on a CPU in Triton's interpreter; the variable must be set before they are imported.
+export TRITON_INTERPRET ?= 1
+
+.PHONY: setup test lint unit clean
+.DEFAULT_GOAL := test
+
+setup: $(VENV)/.installed
+
+# torch goes first and exactly pinned: an open range would pull several GB of CUDA packages on a CPU machine.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trope needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+test: lint unit
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: setup
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist

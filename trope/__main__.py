@@ -1,0 +1,3 @@
+from trope.cli import main
+
+main()

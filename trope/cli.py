@@ -1,0 +1,61 @@
+"""The `trope` command. Each command imports what it needs when it runs, so that `trope --help` stays instant.
+
+Errors that a user can act on are raised as ValueError anywhere below; here they become one red line and exit code 2.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trope import __version__
+
+app = typer.Typer(
+    name="trope",
+    help="Time-aware rotary position embedding, and the recommenders built on it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"trope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Time-aware rotary position embedding, and the recommenders built on it."""
+
+
+@bench.command("kernels")
+def bench_kernels(
+    csv: Annotated[Path | None, typer.Option(help="Also write the table to this CSV file.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny shapes and few repeats: a smoke test.")] = False,
+) -> None:
+    """Time the rotary kernels: reference, compiled reference and Triton, forward and forward + backward.
+
+    Every version is first compared with the float64 reference; a version that fails gets no number.
+    """
+    from trope.benchmark import kernel_benchmark
+
+    kernel_benchmark(csv=csv, quick=quick)
+
+
+def main() -> None:
+    """Entry point of the `trope` script and of `python -m trope`."""
+    try:
+        app()
+    except (ValueError, FileNotFoundError, FileExistsError) as error:
+        typer.secho(f"trope: {error}", fg=typer.colors.RED, err=True)
+        sys.exit(2)
