@@ -23,10 +23,8 @@ logger = logging.getLogger("trope")
 def resolve_backend(backend: Backend, x: Tensor) -> Literal["torch", "triton"]:
     """The backend for a tensor: Triton for CUDA tensors up to float32, else torch, unless one is asked for."""
     if backend == "auto":
-        chosen: Literal["torch", "triton"] = (
-            "triton" if x.is_cuda and x.dtype != torch.float64 and HAS_TRITON and not torch.compiler.is_exporting()
-            else "torch"
-        )  # fmt: skip
+        fused = x.is_cuda and x.dtype != torch.float64 and HAS_TRITON
+        chosen: Literal["torch", "triton"] = "triton" if fused else "torch"
         if not torch.compiler.is_compiling():
             _say_once(chosen, x.device.type)
         return chosen
