@@ -1,0 +1,33 @@
+"""Shared by all tests. Without a GPU the kernels run in Triton's interpreter, which must be said before they load."""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import pytest
+
+SECONDS = (1_500_000_000, 1_600_000_000)  # real timestamps: July 2017 to September 2020
+
+
+@pytest.fixture(params=["cuda"] if torch.cuda.is_available() else ["cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def draw_times(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
+    """Sorted event times, int64 Unix seconds."""
+    return torch.randint(*SECONDS, shape, generator=rng).sort(dim=-1).values
+
+
+def scores(rope: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, times: torch.Tensor, t_now=None) -> torch.Tensor:
+    """Attention scores before any mask, [B, H, L, L]: what the theorems speak of."""
+    q, k = rope(q, k, times, t_now=t_now)
+    return torch.einsum("bmhd,bnhd->bhmn", q, k)

@@ -1,0 +1,240 @@
+"""What surrounds the rotation: switches, conditioning, banks, checkpoints, casts, compilers."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from conftest import SECONDS, draw_times
+
+from trope import IndexRoPE, TORoPE, TRoPE, frequency_bank, frequency_parameters
+from trope.kernels import backend as backend_module
+from trope.rotary import DAY, NEUTRAL_SPAN, WEEK, YEAR, calendar_bank
+
+ENCODINGS = [TRoPE, TORoPE, IndexRoPE]
+
+
+@pytest.fixture
+def inputs(rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k = (torch.randn(2, 5, 3, 8, generator=rng) for _ in range(2))
+    return q, k, draw_times((2, 5), rng)
+
+
+def test_frequency_bank_is_geometric() -> None:
+    """eq. geomspace: beta_d from 1e2 to 1e8 seconds, equal ratios; one plane takes beta_min."""
+    bank = frequency_bank(64)
+    assert bank.dtype == torch.float64
+    assert bank[0].item() == pytest.approx(1e2) and bank[-1].item() == pytest.approx(1e8)
+    ratios = bank[1:] / bank[:-1]
+    assert torch.allclose(ratios, ratios[0].expand_as(ratios))
+    assert frequency_bank(1).tolist() == [100.0]
+
+
+def test_calendar_bank_holds_harmonics_once() -> None:
+    periods = calendar_bank(32) * 2 * torch.pi
+    assert torch.allclose(periods[:6], torch.tensor([YEAR, WEEK, DAY, YEAR / 2, WEEK / 2, DAY / 2]).double())
+    assert len({round(p, 3) for p in periods.tolist()}) == 32  # week / 7 is the day and appears once
+
+
+def test_parameters_are_the_papers_count() -> None:
+    """2P = D coefficients a layer (appendix B.2)."""
+    for conditioning in ("span", "paper"):
+        assert sum(p.numel() for p in TRoPE(128, conditioning=conditioning).parameters()) == 128
+    assert sum(p.numel() for p in TRoPE(128, share_alpha=True).parameters()) == 64
+    assert sum(p.numel() for p in TRoPE(128, rotate_key=False).parameters()) == 64
+    assert sum(p.numel() for p in TRoPE(128, bank="calendar").parameters()) == 32
+    assert not list(TRoPE(128, learnable=False).parameters())
+
+
+def test_one_optimiser_step_moves_phases_gently() -> None:
+    """The measured reason for conditioning: the same AdamW step under both parametrisations, real timestamps."""
+    moved = {}
+    for conditioning in ("span", "paper"):
+        torch.manual_seed(0)
+        rope = TRoPE(128, conditioning=conditioning, **({"time_span": SECONDS} if conditioning == "span" else {}))
+        times = torch.tensor([[SECONDS[0], SECONDS[1]]])
+        coords, _ = rope.coordinates(times.shape, times, None, None, None)
+        before = rope.frequencies()[0].detach().clone()
+        optimizer = torch.optim.AdamW(rope.parameters(), lr=1e-3, weight_decay=0.0)
+        (rope.frequencies()[0].sum() + rope.frequencies()[1].sum()).backward()
+        optimizer.step()
+        turns = coords[0].abs().max() * (rope.frequencies()[0] - before).abs()
+        moved[conditioning] = (turns * 2 * torch.pi).max().item()
+    assert moved["span"] < 0.01
+    assert moved["paper"] > 1e3
+
+
+def test_conditioning_starts_from_the_same_family() -> None:
+    """At delta = 0 the conditioned module is the paper's with alpha = alpha0, up to the origin of time."""
+    rope = TRoPE(8)
+    assert torch.equal(rope.alpha("q"), rope.alpha0_q.double())
+    with torch.no_grad():
+        rope.delta_q.fill_(0.5)
+    span = NEUTRAL_SPAN[1] - NEUTRAL_SPAN[0]
+    assert torch.allclose(rope.alpha("q"), rope.alpha0_q.double() + 8 * 0.5 * rope.betas / span)
+
+
+def test_stationary_and_absolute_planes_of_the_calendar_bank() -> None:
+    rope = TRoPE(16, bank="calendar", time_span=(1_500_000_000, 1_500_000_000 + 30 * 86_400))
+    freq_q, freq_k = (f[0] for f in rope.frequencies())
+    assert torch.equal(freq_q[:4], freq_k[:4])  # query and key turn together: only gaps matter
+    assert torch.equal(freq_q[4:], -freq_k[4:])  # and against each other: the calendar matters
+    assert torch.allclose(1 / freq_q[4:], torch.tensor([YEAR, WEEK, DAY, YEAR / 2]).double())
+    assert rope.betas[3].item() == pytest.approx(30 * 86_400)  # nothing slower than the data is long
+
+
+def test_multiscale_off_is_one_scale() -> None:
+    assert torch.allclose(TRoPE(8, multiscale=False).betas, torch.full((4,), 1e5, dtype=torch.float64))
+
+
+def test_single_sided_rotations(inputs: tuple) -> None:
+    q, k, times = inputs
+    y_q, y_k = TRoPE(8, rotate_key=False)(q, k, times)
+    assert torch.equal(y_k, k) and not torch.equal(y_q, q)
+    y_q, y_k = TRoPE(8, rotate_query=False)(q, k, times)
+    assert torch.equal(y_q, q) and not torch.equal(y_k, k)
+
+
+def test_position_index_ignores_times(inputs: tuple, rng: torch.Generator) -> None:
+    q, k, times = inputs
+    rope = TRoPE(8, position="index")
+    assert all(map(torch.equal, rope(q, k, times), rope(q, k, draw_times((2, 5), rng))))
+
+
+def test_torope_matches_its_formula(rng: torch.Generator) -> None:
+    """angle_p(i) = (1 - g) a_p i w_p + g a_t tau v_p, early fusion, written out for one head."""
+    rope = TORoPE(4, fusion="early", time_share=0.25, unit="hours", index_base=100.0, time_base=10.0)
+    with torch.no_grad():
+        rope.gains.copy_(torch.tensor([2.0, 3.0]))
+    times = draw_times((1, 3), rng)
+    x = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64).expand(1, 3, 1, 4)
+    q, _ = rope(x, x, times)
+    for i in range(3):
+        for p in range(2):
+            tau = (times[0, i].item() - 1_420_070_400) / 3600
+            angle = torch.tensor(0.75 * 3 * i * 100 ** -(p / 2) + 0.25 * 2 * tau * 10 ** -(p / 2), dtype=torch.float64)
+            assert torch.allclose(q[0, i, 0, 2 * p : 2 * p + 2], torch.stack((angle.cos(), angle.sin())), atol=1e-8)
+
+
+def test_torope_split_by_dimension_and_head(inputs: tuple, rng: torch.Generator) -> None:
+    """Planes or heads given to the index do not change with the times; the others do."""
+    q, k, times = inputs
+    other = draw_times((2, 5), rng)
+    rope = TORoPE(8, fusion="dimension", time_share=0.5)
+    same = torch.isclose(rope(q, k, times)[0], rope(q, k, other)[0]).all(0).all(0).all(0)
+    assert same.tolist() == [False] * 4 + [True] * 4
+    rope = TORoPE(8, fusion="head", time_share=1 / 3)
+    same = torch.isclose(rope(q, k, times)[0], rope(q, k, other)[0]).flatten(0, 1).all(0).all(-1)
+    assert same.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_deepcopy_and_state_dict_round_trip(encoding: type, inputs: tuple) -> None:
+    rope = encoding(8)
+    twin = copy.deepcopy(rope)
+    fresh = encoding(8)
+    fresh.load_state_dict(rope.state_dict())
+    for other in (twin, fresh):
+        assert all(map(torch.equal, rope(*inputs), other(*inputs)))
+
+
+def test_time_span_travels_with_the_checkpoint(inputs: tuple) -> None:
+    """Also what depends on it: the calendar bank ends at the span."""
+    rope = TRoPE(8, bank="calendar", time_span=(1_500_000_000, 1_501_000_000))
+    fresh = TRoPE(8, bank="calendar")
+    assert not torch.equal(fresh.betas, rope.betas)
+    fresh.load_state_dict(rope.state_dict())
+    assert fresh.t0 == rope.t0 and fresh.span == rope.span
+    assert torch.equal(fresh.betas, rope.betas)
+    assert all(map(torch.equal, rope(*inputs), fresh(*inputs)))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("cast", ["bfloat16", "half", "double"])
+def test_casting_the_model_leaves_the_frequencies_alone(encoding: type, cast: str, inputs: tuple) -> None:
+    q, k, times = inputs
+    rope = encoding(8)
+    before = [f.clone() for f in rope.frequencies()]
+    model = getattr(torch.nn.Sequential(rope), cast)()
+    assert all(map(torch.equal, before, model[0].frequencies()))
+    dtype = getattr(torch, "float16" if cast == "half" else "float64" if cast == "double" else cast)
+    y_q, _ = model[0](q.to(dtype), k.to(dtype), times)
+    assert y_q.dtype == dtype
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_no_float64_state(encoding: type) -> None:
+    """Apple's MPS has no float64: neither parameters nor buffers may need it."""
+    rope = encoding(8)
+    assert all(x.dtype != torch.float64 for x in (*rope.parameters(), *rope.buffers()))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_autocast_changes_nothing(encoding: type, inputs: tuple) -> None:
+    rope = encoding(8)
+    plain = rope(*inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = rope(*inputs)
+    assert all(map(torch.equal, plain, under))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_compile_fullgraph(encoding: type, inputs: tuple) -> None:
+    """Values and gradients under torch.compile without a graph break, lengths and t_now included."""
+    q, k, times = inputs
+    lengths, t_now = torch.tensor([3, 5]), torch.tensor([1_700_000_000, 1_700_000_001])
+    rope = encoding(8)
+    compiled = torch.compile(rope, fullgraph=True)
+    results = []
+    for f in (rope, compiled):
+        x = q.clone().requires_grad_()
+        y = f(x, k, times, lengths, t_now)
+        results.append(
+            (*y, *torch.autograd.grad(sum((z * z.detach().roll(1)).sum() for z in y), [x, *rope.parameters()]))
+        )
+    for want, got in zip(*results, strict=True):
+        assert torch.allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_export(encoding: type, inputs: tuple) -> None:
+    q, k, times = inputs
+    lengths, t_now = torch.tensor([3, 5]), torch.tensor([1_700_000_000, 1_700_000_001])
+    rope = encoding(8)
+    program = torch.export.export(rope, (q, k, times, lengths, t_now))
+    assert all(map(torch.equal, program.module()(q, k, times, lengths, t_now), rope(q, k, times, lengths, t_now)))
+
+
+def test_frequency_parameters_finds_every_encoding() -> None:
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 2), TRoPE(8), torch.nn.Sequential(TORoPE(8)), IndexRoPE(8)])
+    assert [p.shape for p in frequency_parameters(model)] == [(4,), (4,), (2,)]
+
+
+def test_auto_says_once_which_backend_it_took(inputs: tuple, caplog: pytest.LogCaptureFixture) -> None:
+    backend_module._say_once.cache_clear()
+    rope = TRoPE(8)
+    with caplog.at_level(logging.INFO, logger="trope"):
+        rope(*inputs)
+        rope(*inputs)
+    assert [r.getMessage() for r in caplog.records] == ["backend='auto' took torch for cpu tensors"]
+
+
+def test_training_moves_the_frequencies(inputs: tuple) -> None:
+    q, k, times = inputs
+    rope = TRoPE(8)
+    optimizer = torch.optim.AdamW([{"params": list(frequency_parameters(rope)), "weight_decay": 0.0}], lr=1e-2)
+    losses = []
+    for _ in range(30):
+        y_q, y_k = rope(q, k, times)
+        loss = -(y_q * y_k).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 1
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_repr_says_what_it_is(encoding: type) -> None:
+    assert "head_dim=8" in repr(encoding(8))
+    assert "without shifted" in repr(TRoPE(8, shifted=False))
