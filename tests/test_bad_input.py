@@ -1,0 +1,165 @@
+"""Bad input: a ValueError that says what is wrong, what was found and what to do."""
+
+import math
+
+import pytest
+import torch
+
+from trope import IndexRoPE, TORoPE, TRoPE, frequency_bank, query_times
+
+TIMES = torch.tensor([[1_500_000_000, 1_500_000_100, 1_500_000_200]])
+Q = torch.randn(1, 3, 2, 8)
+
+
+def rope(**options: object) -> TRoPE:
+    return TRoPE(8, **options)
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (TIMES.float(), r"int64 Unix seconds .* got torch.float32; keep times as integers"),
+        (TIMES.to(torch.bfloat16), r"got torch.bfloat16"),
+        (TIMES.tolist(), r"must be a tensor of Unix seconds, got list"),
+        (TIMES * 1_000, r"got 1500000200000, which looks like milliseconds \(2017-07-14\); divide by 1e\+03"),
+        (TIMES * 1_000_000, r"looks like microseconds"),
+        (TIMES * 1_000_000_000, r"looks like nanoseconds"),
+        (TIMES * 5, r"must lie before 2101, got 7500001000"),
+        (TIMES * 0, r"positive Unix seconds, got 0; zero or negative usually means a missing timestamp"),
+        (-TIMES, r"positive Unix seconds, got -1500000200"),
+        (torch.where(TIMES.max() == TIMES, math.nan, TIMES.double()), r"must be finite, got nan; drop such events"),
+        (torch.where(TIMES.max() == TIMES, math.inf, TIMES.double()), r"must be finite, got inf"),
+        (TIMES[:, :2], r"one entry per event, shape \(1, 3\), got \(1, 2\)"),
+        (None, r"needs the events' times, got None"),
+    ],
+)
+@pytest.mark.parametrize("encoding", [TRoPE, TORoPE])
+def test_times(encoding: type, times: object, message: str) -> None:
+    if isinstance(times, list):
+        with pytest.raises(ValueError, match=message):
+            query_times(times)
+        return
+    with pytest.raises(ValueError, match=message):
+        encoding(8)(Q, Q, times)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "message"),
+    [
+        (Q[0], Q[0], r"q must be \[B, L, H, D\] .* got shape \(3, 2, 8\)"),
+        (Q[..., :6], Q[..., :6], r"q has head dim 6, but this module was made with head_dim=8"),
+        (Q, Q[:, :2], r"must agree in batch, positions, dtype and device \(heads may differ\)"),
+        (Q, Q.bfloat16(), r"got .* torch.float32 .* torch.bfloat16"),
+        (Q.long(), Q.long(), r"q must be bfloat16, float16, float32 or float64, got torch.int64"),
+    ],
+)
+@pytest.mark.parametrize("encoding", [TRoPE, TORoPE, IndexRoPE])
+def test_queries_and_keys(encoding: type, q: torch.Tensor, k: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        encoding(8)(q, k, TIMES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lengths": torch.tensor([4])}, r"between 0 and L = 3, got 4 to 4; cut the histories"),
+        ({"lengths": torch.tensor([-1])}, r"between 0 and L = 3, got -1"),
+        ({"lengths": torch.tensor([1, 2])}, r"lengths must be integers \[1\], got shape \(2,\)"),
+        ({"lengths": torch.tensor([2.0])}, r"lengths must be integers \[1\], got .* torch.float32"),
+        ({"t_now": torch.tensor([1_500_000_199])}, r"must not lie before the last event, got 1500000199 < 1500000200"),
+        ({"t_now": torch.tensor([1_600_000_000_000])}, r"t_now must be Unix seconds, .* milliseconds"),
+        ({"t_now": torch.tensor([1.6e9])}, r"t_now must be int64 Unix seconds .* got torch.float32"),
+        ({"t_now": torch.tensor([math.nan], dtype=torch.float64)}, r"t_now must be finite"),
+        ({"t_now": torch.tensor(1_600_000_000)}, r"one moment per sequence, shape \(1,\), got \(\)"),
+        ({"t_now": torch.tensor([1_600_000_000] * 2)}, r"one moment per sequence, shape \(1,\), got \(2,\)"),
+    ],
+)
+def test_ends_of_sequences(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rope()(Q, Q, TIMES, **arguments)
+    with pytest.raises(ValueError, match=message):
+        query_times(TIMES, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([0, 2], r"end at T = 3, got \[0, 2\]"),
+        ([1, 3], r"start at 0"),
+        ([0, 3, 2, 3], r"never fall"),
+        ([[0, 3]], r"offsets must be integers \[B \+ 1\], got shape \(1, 2\)"),
+    ],
+)
+def test_offsets(offsets: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rope()(Q[0], Q[0], TIMES[0], offsets=torch.tensor(offsets))
+
+
+def test_lengths_and_offsets_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="got both"):
+        query_times(TIMES[0], lengths=torch.tensor([3]), offsets=torch.tensor([0, 3]))
+
+
+def test_padding_may_hold_anything() -> None:
+    times = torch.cat((TIMES, torch.tensor([[0, -1, 10**18]])), dim=1)
+    assert query_times(times, torch.tensor([3])).tolist()[0][:3] == [1_500_000_100, 1_500_000_200, 1_500_000_200]
+
+
+def test_looking_back_needs_a_flag() -> None:
+    t_now = torch.tensor([1_400_000_000])
+    assert query_times(TIMES, t_now=t_now, allow_past=True)[0, -1] == 1_400_000_000
+    rope()(Q, Q, TIMES, t_now=t_now, allow_past=True)
+
+
+def test_t_now_can_be_required() -> None:
+    with pytest.raises(ValueError, match=r"t_now is required here .* got None; pass the moment to recommend for"):
+        rope(require_t_now=True)(Q, Q, TIMES)
+    rope(require_t_now=True)(Q, Q, TIMES, t_now=torch.tensor([1_600_000_000]))
+
+
+def test_values_can_be_trusted() -> None:
+    rope(check_values=False)(Q, Q, TIMES * 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head_dim": 7}, r"rotary_dim must be even and between 2 and head_dim = 7, got 7"),
+        ({"head_dim": 8, "rotary_dim": 3}, r"must be even .* got 3"),
+        ({"head_dim": 8, "rotary_dim": 10}, r"between 2 and head_dim = 8, got 10"),
+        ({"head_dim": 8, "layout": "pairs"}, r"layout must be one of 'interleaved', 'halves', got 'pairs'"),
+        ({"head_dim": 8, "backend": "cuda"}, r"backend must be one of 'auto', 'torch', 'triton', got 'cuda'"),
+        ({"head_dim": 8, "phase": "fp64"}, r"phase must be one of 'exact', 'fp32'"),
+        ({"head_dim": 8, "bank": "moon"}, r"bank must be one of"),
+        ({"head_dim": 8, "conditioning": "none"}, r"conditioning must be one of"),
+        ({"head_dim": 8, "position": "days"}, r"position must be one of"),
+        ({"head_dim": 8, "alpha_init": "zeros"}, r"alpha_init must be one of"),
+        ({"head_dim": 8, "time_span": (5, 5)}, r"time_span must be \(first, last\) with first < last"),
+        ({"head_dim": 8, "time_span": (1, 5), "conditioning": "paper"}, r"takes no time_span"),
+        ({"head_dim": 8, "bank": "calendar", "multiscale": False}, r"needs times, multiscale=True"),
+        ({"head_dim": 8, "beta_min": 10.0, "beta_max": 1.0}, r"0 < beta_min <= beta_max"),
+    ],
+)
+def test_construction(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TRoPE(**options)
+
+
+def test_other_constructions() -> None:
+    with pytest.raises(ValueError, match="time_share must lie between 0 and 1"):
+        TORoPE(8, time_share=1.5)
+    with pytest.raises(ValueError, match="fusion must be one of"):
+        TORoPE(8, fusion="late")
+    with pytest.raises(ValueError, match="at least one plane"):
+        frequency_bank(0)
+
+
+def test_triton_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ValueError, match=r"backend='triton' needs a CUDA tensor, got one on cpu; use backend='auto'"):
+        rope(backend="triton")(Q, Q, TIMES)
+
+
+def test_triton_computes_in_float32() -> None:
+    with pytest.raises(ValueError, match="computes in float32, got a float64 tensor"):
+        rope(backend="triton")(Q.double(), Q.double(), TIMES)

@@ -1,0 +1,74 @@
+"""The package from outside: what importing it loads, and the command line."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import trope
+from trope import benchmark
+from trope.cli import app
+
+HEAVY = (
+    "typer", "rich", "tqdm", "pandas", "pyarrow", "ibis", "duckdb", "pyspark", "matplotlib", "transformers",
+    "huggingface_hub", "safetensors", "fastapi", "faiss", "onnx", "triton", "scipy",
+)  # fmt: skip
+
+
+def test_importing_trope_loads_torch_and_numpy_and_nothing_heavier() -> None:
+    """In a fresh interpreter, and beyond what torch itself brings along."""
+    code = "import sys, torch, numpy; before = set(sys.modules); import trope; print(*set(sys.modules) - before)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = {name.partition(".")[0] for name in out.split()}
+    assert "trope" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-m", "trope", *arguments], capture_output=True, text=True, env=environment)
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout.strip() == f"trope {trope.__version__}"
+    assert "bench" in run("--help").stdout
+
+
+def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run("bench", "kernels", "--quick", "--csv", str(tmp_path / "file" / "k.csv"))
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_bench_kernels_writes_its_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.csv"
+    result = CliRunner().invoke(app, ["bench", "kernels", "--quick", "--csv", str(path)])
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(path.open()))
+    assert {r["version"] for r in rows} >= {"reference", "reference compiled"}
+    assert {r["direction"] for r in rows} == {"forward", "forward+backward"}
+    for row in rows:
+        assert 0 < float(row["p20_us"]) <= float(row["p50_us"]) <= float(row["p80_us"])
+        assert row["commit"] and row["torch"] and row["device"]
+
+
+def test_bench_kernels_refuses_numbers_for_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version off by 1 % gets a complaint and no row."""
+    right = benchmark.versions
+
+    def wrong(*arguments):
+        return [
+            benchmark.Version(v.name, lambda p, v=v: tuple(1.01 * y for y in v.forward(p)), v.exact, v.parameters)
+            for v in right(*arguments)
+        ]
+
+    monkeypatch.setattr(benchmark, "versions", wrong)
+    result = CliRunner().invoke(app, ["bench", "kernels", "--quick"])
+    assert "no number, q is off by 1.0e-02" in " ".join(result.output.split())
+    assert benchmark.kernel_benchmark(quick=True) == []
