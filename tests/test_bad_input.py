@@ -160,6 +160,7 @@ def test_triton_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         rope(backend="triton")(Q, Q, TIMES)
 
 
-def test_triton_computes_in_float32() -> None:
+def test_triton_computes_in_float32(device: str) -> None:
+    q = Q.to(device, torch.float64)
     with pytest.raises(ValueError, match="computes in float32, got a float64 tensor"):
-        rope(backend="triton")(Q.double(), Q.double(), TIMES)
+        rope(backend="triton").to(device)(q, q, TIMES.to(device))

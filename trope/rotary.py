@@ -193,16 +193,19 @@ class TRoPE(Rotary):
             self.register_parameter(f"delta_{side}", nn.Parameter(torch.zeros_like(alpha)))
 
     def _bank(self) -> Tensor:
-        """beta of every plane and 2 pi beta, float64 [2, P]; exporters round a float literal 2 pi to float32."""
+        """beta, 2 pi beta and d alpha / d delta of every plane, float64 [3, P]: constants, so that no exporter rounds
+        a literal 2 pi to float32 and no step divides again."""
+        span = float(self.get_buffer("span").item()) if self.conditioning == "span" else math.inf
         upper = self.beta_max
-        if self.bank == "calendar" and self.conditioning == "span":
-            upper = max(self.beta_min, min(upper, float(self.get_buffer("span").item())))
+        if self.bank == "calendar":
+            upper = max(self.beta_min, min(upper, span))
         betas = frequency_bank(self.learned, self.beta_min, upper)
         if not self.multiscale:
             betas = torch.full_like(betas, math.sqrt(self.beta_min * self.beta_max))
         if self.bank == "calendar":
             betas = torch.cat((betas, calendar_bank(self.planes - self.learned)))
-        return torch.stack((betas, 2 * math.pi * betas))
+        # The change of coordinates: one unit of delta turns time t by STEP * (t - t0) / T, whatever beta is.
+        return torch.stack((betas, 2 * math.pi * betas, STEP * betas / span))
 
     def _constants(self) -> Tensor:
         return from_bits(self.get_buffer("_bank_bits"))
@@ -214,7 +217,7 @@ class TRoPE(Rotary):
 
     def alpha(self, side: Literal["q", "k"]) -> Tensor:
         """The coefficients in effect, float64 [P]: alpha_q or alpha_k of eq. learnable, zeros if that side is off."""
-        betas = self.betas
+        betas, _, gain = self._constants()
         if not (self.rotate_query if side == "q" else self.rotate_key):
             return torch.zeros_like(betas)
         name = "q" if self.shared else side
@@ -223,9 +226,7 @@ class TRoPE(Rotary):
         else:
             alpha = float64(self.get_buffer(f"alpha0_{name}"))
             if self.learnable:
-                # The change of coordinates: delta turns time t by STEP * delta * (t - t0) / T, whatever beta is.
-                gain = STEP * betas[: self.learned] / float64(self.get_buffer("span"))
-                alpha = alpha + gain * float64(self.get_parameter(f"delta_{name}"))
+                alpha = alpha + gain[: self.learned] * float64(self.get_parameter(f"delta_{name}"))
         return torch.cat((alpha, torch.ones_like(betas[self.learned :]))) if self.learned < self.planes else alpha
 
     def _signed_alpha(self) -> tuple[Tensor, Tensor]:
