@@ -35,7 +35,7 @@ def commit() -> str:
         head = _git(here, "rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("TROPE_COMMIT", "unknown")
+        return os.environ.get("TROPE_COMMIT") or "unknown"
 
 
 def _git(folder: Path, *arguments: str) -> str:
