@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from trope import __version__
+from trope.data import commands as data_commands
 
 app = typer.Typer(
     name="trope",
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.command()(data_commands.generate)
 
 
 def _print_version(value: bool) -> None:

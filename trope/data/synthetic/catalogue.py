@@ -35,6 +35,9 @@ class Motive(IntEnum):
 
 
 CATEGORIES = {Motive.TASTE: 40, Motive.STAPLE: 12, Motive.SEASON: 26, Motive.WEEKDAY: 14, Motive.HOUR: 12}
+"""Number of categories by reason to buy."""
+BREADTH = {Motive.TASTE: 4, Motive.STAPLE: 1, Motive.SEASON: 1, Motive.WEEKDAY: 1, Motive.HOUR: 1}
+"""Relative number of items in a category: calendar goods are few and sell well in their days."""
 FIRST_CATEGORY = {motive: sum(CATEGORIES[other] for other in Motive if other < motive) for motive in Motive}
 CATEGORY_COUNT = sum(CATEGORIES.values())
 
@@ -61,7 +64,7 @@ class Rhythm:
         return np.diff(cdf, axis=1).sum(axis=-1)
 
 
-SEASONS = Rhythm(Motive.SEASON, YEAR, 8 * DAY)
+SEASONS = Rhythm(Motive.SEASON, YEAR, 5 * DAY)
 WEEKDAYS = Rhythm(Motive.WEEKDAY, WEEK, 0.25 * DAY)
 HOURS = Rhythm(Motive.HOUR, DAY, DAY / 24)
 
@@ -91,7 +94,7 @@ def build_catalogue(shop: CalendarShop) -> Catalogue:
     if shop.items < CATEGORY_COUNT:
         raise ValueError(f"items must be at least {CATEGORY_COUNT}, one per category, got {shop.items}")
     rng = np.random.default_rng(np.random.SeedSequence(shop.seed, spawn_key=(0,)))
-    generations = [_generations(count, rng) for count in _split_evenly(shop.items, CATEGORY_COUNT)]
+    generations = [_generations(count, rng) for count in _items_per_category(shop.items)]
     per_slot = np.concatenate(generations)
     # A slot of G items is replaced G - 1 times, at even distances, from a random moment on.
     life = -(-shop.span // np.maximum(per_slot - 1, 1))
@@ -156,8 +159,11 @@ def _generations(items: int, rng: np.random.Generator) -> NDArray[np.int64]:
     return drawn
 
 
-def _split_evenly(total: int, parts: int) -> list[int]:
-    return [total // parts + (part < total % parts) for part in range(parts)]
+def _items_per_category(items: int) -> list[int]:
+    """Return the size of each category: one item each, the others by breadth."""
+    breadth = np.repeat([BREADTH[motive] for motive in Motive], [CATEGORIES[motive] for motive in Motive])
+    ends = np.floor(np.cumsum(breadth) / breadth.sum() * (items - CATEGORY_COUNT) + 0.5).astype(np.int64)
+    return (np.diff(ends, prepend=0) + 1).tolist()
 
 
 def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -25,13 +25,13 @@ class CalendarShop:
     """Number of users."""
     items: int = 1_500
     """Number of items in the catalogue over the whole span, dead and alive."""
-    mean_events: float = 17.8
+    mean_events: float = 12.0
     """Mean number of events of a user; the surplus over `min_events` is geometric."""
     min_events: int = 5
     """Fewest events of a user."""
     start: int = 1_420_416_000
     """First second of the log, a Monday 00:00 UTC in Unix seconds (5 January 2015)."""
-    years: float = 8.0
+    years: float = 10.0
     """Length of the log, rounded to whole weeks."""
     seed: int = 0
     """Seed of everything; the same settings give the same rows on any number of threads."""

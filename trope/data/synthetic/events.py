@@ -25,7 +25,7 @@ from trope.data.synthetic.config import DAY, CalendarShop
 BLOCK_EVENTS = 1 << 19
 """About how many events a block holds: big enough for numpy, small enough that a few fit in the memory of a laptop."""
 
-FAVOURITES = 4
+FAVOURITES = 6
 """Favourite categories of a user."""
 FAVOURITE_SHARE = 0.8
 """Share of a user's taste visits that go to a favourite."""

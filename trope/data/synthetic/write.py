@@ -12,15 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from trope.data.synthetic.catalogue import build_catalogue, ground_truth
 from trope.data.synthetic.config import CalendarShop
 from trope.data.synthetic.events import Events, block_count, generate_block
 
-SCHEMA = pa.schema([("user", pa.int64()), ("item", pa.int32()), ("timestamp", pa.int64()), ("basket", pa.int64())])
 PART = "part-{:05d}.parquet"
 TRUTH = "ground_truth.json"
 
@@ -89,16 +86,22 @@ def _check_target(path: Path, truth: Path, overwrite: bool) -> None:
 
 def _write_parts(folder: Path, shop: CalendarShop, rows_per_file: int | None, workers: int, progress: bool) -> None:
     """Write one row group per block, beginning the next file once one holds `rows_per_file` rows."""
+    # Imported here, so that the shop itself needs numpy only.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     writer: Any = None
     rows = parts = 0
     bar = tqdm(total=shop.users, unit=" users", unit_scale=True, desc="calendar shop", disable=not progress)
     try:
         for events in generate_events(shop, workers):
+            table = pa.table(events._asdict())
             if writer is None:
                 path = folder / PART.format(parts)
-                writer = pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=False)
+                # Plain columns: dictionaries of millions of ids cost time and save nothing.
+                writer = pq.ParquetWriter(path, table.schema, compression="zstd", use_dictionary=False)
                 parts += 1
-            writer.write_table(pa.table([pa.array(column) for column in events], schema=SCHEMA))
+            writer.write_table(table)
             bar.update(int(events.user[-1] - events.user[0]) + 1)
             rows += len(events.user)
             if rows_per_file is not None and rows >= rows_per_file:
