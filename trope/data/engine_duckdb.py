@@ -110,8 +110,8 @@ class DuckDB:
 
     def _rejected(self, source: Source) -> list[BadRow]:
         rows = self._run(
-            "SELECT file_path, line, any_value(error_type) FROM reject_errors JOIN reject_scans USING (scan_id, file_id) "
-            "GROUP BY file_path, line ORDER BY file_path, line"
+            "SELECT file_path, line, any_value(error_type) FROM reject_errors JOIN reject_scans "
+            "USING (scan_id, file_id) GROUP BY file_path, line ORDER BY file_path, line"
         ).fetchall()
         return [BadRow(Path(path).name, line, kind.lower().replace("_", " ")) for path, line, kind in rows]
 

@@ -127,9 +127,7 @@ class Warehouse:
         if temporal:
             chosen["time"] = time.cast("timestamp").epoch_seconds().cast("int64")
         # Every place is 0: the order among equal times then falls to the item.
-        return Read(
-            table.select(**chosen, place=ibis.literal(0, "int64")), "s" if temporal else source.time_unit
-        )
+        return Read(table.select(**chosen, place=ibis.literal(0, "int64")), "s" if temporal else source.time_unit)
 
     def keep(self, table: ir.Table) -> ir.Table:
         return table.cache()

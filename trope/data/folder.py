@@ -22,7 +22,7 @@ import numpy as np
 
 FORMAT = 1
 META = "meta.json"
-ARRAYS = {
+ARRAYS: dict[str, np.dtype[Any]] = {
     "items": np.dtype(np.int32),
     "times": np.dtype(np.int64),
     "offsets": np.dtype(np.int64),
@@ -32,8 +32,11 @@ ARRAYS = {
 REQUIRED = ("items", "times", "offsets", "splits")
 IDS = ("user_ids", "item_ids", "item_names", "basket_ids")
 # Integer ids are one array; text ids are their UTF-8 bytes and where each one ends.
-_ID_PARTS = {"": np.dtype(np.int64), ".text": np.dtype(np.uint8), ".ends": np.dtype(np.int64)}
-ALL_ARRAYS = {**ARRAYS, **{f"{ids}{part}": dtype for ids in IDS for part, dtype in _ID_PARTS.items()}}
+_ID_PARTS: dict[str, np.dtype[Any]] = {"": np.dtype(np.int64), ".text": np.dtype(np.uint8), ".ends": np.dtype(np.int64)}
+ALL_ARRAYS: dict[str, np.dtype[Any]] = {
+    **ARRAYS,
+    **{f"{ids}{part}": dtype for ids in IDS for part, dtype in _ID_PARTS.items()},
+}
 _HASH_CHUNK = 1 << 22
 
 
@@ -125,7 +128,7 @@ class Ids:
             return None
         while low < high:
             middle = (low + high) // 2
-            if self[middle] < wanted:  # type: ignore[operator]
+            if self[middle] < wanted:
                 low = middle + 1
             else:
                 high = middle
@@ -154,7 +157,5 @@ def read_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool = True)
     if name in meta["arrays"]:
         return Ids(read_array(folder, name, meta, verify))
     if f"{name}.text" in meta["arrays"]:
-        return Ids(
-            read_array(folder, f"{name}.text", meta, verify), read_array(folder, f"{name}.ends", meta, verify)
-        )
+        return Ids(read_array(folder, f"{name}.text", meta, verify), read_array(folder, f"{name}.ends", meta, verify))
     return None

@@ -1,15 +1,15 @@
 """Preparation: any event log becomes a prepared folder, deterministically.
 
 read -> validate -> filter -> k-core -> dense ids -> stable order -> split -> arrays. Written once as Ibis expressions,
-which run on DuckDB, on Spark, or where a table already is; only `Engine.read` knows which. Dense ids follow the order of
-the original ids (integers by value, text by UTF-8 bytes); events are sorted by user, time and place in the source.
+which run on DuckDB, on Spark, or where a table already is; only `Engine.read` knows which. Dense ids follow the order
+of the original ids (integers by value, text by UTF-8 bytes); events are sorted by user, time and place in the source.
 Events leave the engine a range of users at a time, so neither Python nor the engine ever sorts the whole log in memory.
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Options:
     on_bad: `fail` at a bad row, or `skip` and count it.
     """
 
-    protocol: Protocol = Protocol()
+    protocol: Protocol = field(default_factory=Protocol)
     min_user: int | None = None
     min_item: int | None = None
     once: bool = False
@@ -146,7 +146,9 @@ def _chosen(events: Events, source: Source, options: Options) -> ir.Table:
         table = table.filter(table.tick < options.until * events.ticks)
     if options.event_types:
         if "event" not in table.columns:
-            raise ValueError(f"--event needs to know the column of {source.name} that holds it; name it with --event-col")
+            raise ValueError(
+                f"--event needs to know the column of {source.name} that holds it; name it with --event-col"
+            )
         table = table.filter(table.event.cast("string").isin(options.event_types))
     return table.drop("event") if "event" in table.columns else table
 

@@ -86,6 +86,7 @@ def split(protocol: Protocol, offsets: np.ndarray, times: np.ndarray, baskets: n
     the events of one moment as one basket.
     """
     lengths = np.diff(offsets)
+    cuts: tuple[np.ndarray, ...]
     if protocol.name == "holdout":
         assert protocol.cutoff is not None
         assert protocol.window is not None

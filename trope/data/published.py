@@ -61,7 +61,7 @@ def movielens_20m(raw: Path) -> Source:
 
 
 def amazon_2023(raw: Path, category: str) -> Source:
-    """Amazon Reviews 2023: rating-only CSV or full reviews as JSON lines, times in milliseconds, items by parent_asin."""
+    """Amazon Reviews 2023: rating-only CSV or full reviews as JSON lines; times in milliseconds, items by parent."""
     name = f"amazon-2023:{category}"
     file = _find(raw, [f"{category}{suffix}" for suffix in (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")], name)
     columns = Columns("user_id", "parent_asin", "timestamp")
@@ -71,12 +71,8 @@ def amazon_2023(raw: Path, category: str) -> Source:
 def amazon_2014(raw: Path, category: str) -> Source:
     """Amazon reviews 2014: `ratings_X.csv` (user, item, rating, time; no header) or `reviews_X_5.json.gz`."""
     name = f"amazon-2014:{category}"
-    file = _find(
-        raw,
-        [f"ratings_{category}.csv", f"reviews_{category}_5.json.gz", f"reviews_{category}_5.json"]
-        + [f"reviews_{category}.json.gz", f"reviews_{category}.json"],
-        name,
-    )
+    reviews = [f"reviews_{category}{core}.json{suffix}" for core in ("_5", "") for suffix in (".gz", "")]
+    file = _find(raw, [f"ratings_{category}.csv", *reviews], name)
     if kind_of(file) == "json":
         return from_files(name, (file,), Columns("reviewerID", "asin", "unixReviewTime"))
     fields = ("user", "item", "rating", "timestamp")
@@ -200,5 +196,7 @@ def _product_names(products: Path) -> Mapping[str, str]:
     table = pq.read_table(products, columns=["product_id", "product_type", "brand", "package_size"])
     parts = [pc.fill_null(table[name], "") for name in ("product_type", "brand", "package_size")]
     ids = table["product_id"].to_pylist()
-    labels = (", ".join(part for part in row if part) for row in zip(*(part.to_pylist() for part in parts), strict=True))
+    labels = (
+        ", ".join(part for part in row if part) for row in zip(*(part.to_pylist() for part in parts), strict=True)
+    )
     return {str(product): label for product, label in zip(ids, labels, strict=True)}

@@ -221,10 +221,13 @@ class Sequences:
 
     def eval_batches(self, split: str, max_len: int, batch_size: int) -> Iterator[EvalBatch]:
         """Every user of `valid` or `test`, in order."""
-        for users in self.eval_users(split).split(batch_size):
-            yield self.eval_batch(split, users, max_len)
+        users = self.eval_users(split)
+        for first in range(0, len(users), batch_size):
+            yield self.eval_batch(split, users[first : first + batch_size], max_len)
 
-    def seen(self, split: str, users: torch.Tensor, max_len: int, filter_seen: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def seen(
+        self, split: str, users: torch.Tensor, max_len: int, filter_seen: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Items to leave out of the users' rankings, as (items [T], offsets [B+1]).
 
         filter_seen: `none`; `window` for the last `max_len` events; `history` for all events before the split.

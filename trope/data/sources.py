@@ -1,7 +1,6 @@
 """Sources: where events come from and which columns hold user, item and time.
 
-A `Source` is a plain description; engines read it. `resolve` makes one from what the user typed: a path, a named
-public dataset (see `trope.data.published`) or an Ibis connection URL.
+A `Source` is a plain description; engines read it. `trope.data.resolve` makes one from what the user typed.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import glob
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -114,7 +114,9 @@ def expand(path: str) -> tuple[Path, ...]:
     """The data files behind a file, a folder or a glob, sorted by name."""
     where = Path(path)
     if where.is_dir():
-        found = [file for file in where.rglob("*") if file.is_file() and kind_of(file) and not file.name.startswith((".", "_"))]
+        # Other tools leave hidden and underscored files beside data, and one .json is rarely a log.
+        found = [file for file in where.rglob("*") if file.is_file() and kind_of(file) and file.suffix != ".json"]
+        found = [file for file in found if not file.name.startswith((".", "_"))]
         if not found:
             raise FileNotFoundError(f"no CSV, TSV, JSON lines or Parquet file in folder {path}")
     elif where.is_file():
@@ -145,19 +147,20 @@ def first_line(path: Path) -> str:
         raise ValueError(f"{path} is not UTF-8 text; convert it first, for example with iconv") from None
 
 
-def from_files(name: str, files: tuple[Path, ...], columns: Columns, **options: object) -> Source:
+def from_files(name: str, files: tuple[Path, ...], columns: Columns, **options: Any) -> Source:
     """A source over files of one kind; its fields are read from the files and checked."""
     kinds = {kind_of(file) for file in files}
     if len(kinds) != 1 or None in kinds:
         listed = ", ".join(sorted({"".join(file.suffixes) or file.name for file in files}))
         raise ValueError(
-            f"{name}: cannot tell what {listed} holds; give files of one kind: .csv, .tsv, .jsonl (each also .gz or .zst) or .parquet"
+            f"{name}: cannot tell what {listed} holds; give files of one kind: "
+            ".csv, .tsv or .jsonl (each also .gz or .zst), or .parquet"
         )
     kind = kinds.pop()
     assert kind is not None
     if kind == "csv" and "delimiter" not in options:
         options["delimiter"] = "\t" if {".tsv", ".inter"} & set(files[0].suffixes) else ","
-    return check(replace(Source(name, kind, columns, files), **options))  # type: ignore[arg-type]
+    return check(replace(Source(name, kind, columns, files), **options))
 
 
 def check(source: Source) -> Source:

@@ -60,7 +60,9 @@ class ArrayWriter:
     def __enter__(self) -> ArrayWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
     def _put(self, data: memoryview) -> None:
@@ -108,7 +110,9 @@ def staging(out: Path, overwrite: bool) -> Iterator[Path]:
     if out.exists() and not overwrite:
         raise FileExistsError(f"{out} exists already; choose another folder or pass --overwrite to replace it")
     if out.exists() and not (out.is_dir() and ((out / META).is_file() or not any(out.iterdir()))):
-        raise FileExistsError(f"{out} exists and is not a prepared dataset, so it is not replaced; choose another folder")
+        raise FileExistsError(
+            f"{out} exists and is not a prepared dataset, so it is not replaced; choose another folder"
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
     try:
@@ -118,7 +122,9 @@ def staging(out: Path, overwrite: bool) -> Iterator[Path]:
         _replace(partial, out)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise ValueError(f"no space left while writing beside {out}; nothing was kept, free some and run again") from error
+            raise ValueError(
+                f"no space left while writing beside {out}; nothing was kept, free some and run again"
+            ) from error
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
