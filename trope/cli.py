@@ -25,6 +25,7 @@ bench = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.command()(prepare_command.prepare)
 app.command()(data_commands.generate)
+app.command()(data_commands.inspect)
 
 
 def _print_version(value: bool) -> None:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from trope.data.synthetic.config import DAY, WEEK, YEAR, CalendarShop
 
-GENERATIONS = np.array([1, 2, 3, 5, 9])
+GENERATIONS = np.array([1, 2, 3, 5])
 """How many items follow each other on a slot, ..."""
-GENERATION_SHARES = np.array([0.4, 0.2, 0.2, 0.1, 0.1])
+GENERATION_SHARES = np.array([0.5, 0.25, 0.15, 0.1])
 """... and how common that is."""
 CYCLE_DAYS = (7.0, 90.0)
 """Shortest and longest replenishment cycle; the categories' cycles are geometric in between."""

@@ -23,7 +23,7 @@ class CalendarShop:
 
     users: int = 20_000
     """Number of users."""
-    items: int = 1_500
+    items: int = 2_000
     """Number of items in the catalogue over the whole span, dead and alive."""
     mean_events: float = 12.0
     """Mean number of events of a user; the surplus over `min_events` is geometric."""
