@@ -1,16 +1,19 @@
 """The k-core filter: users with enough events on items with enough events.
 
 Only the sets of surviving users and items are recomputed, never the events: the core is exactly the events whose user
-and item both survive. Each round is one count per side over two id columns.
+and item both survive. A round counts one side among the survivors of the other, over two id columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 
 import ibis.expr.types as ir
 
 from trope.data.engines import Engine
+
+_OTHER = {"user": "item", "item": "user"}
 
 
 def k_core(
@@ -23,31 +26,23 @@ def k_core(
     """
     if min_user <= 1 and min_item <= 1:
         return events
-    if once:
-        users, items = _frequent(events, "user", min_user), _frequent(events, "item", min_item)
-        return events.semi_join(engine.keep(users), "user").semi_join(engine.keep(items), "item")
-    left, sizes = events, (-1, -1)
-    for turn in range(1, _MOST_ROUNDS):
+    least = {"user": min_user, "item": min_item}
+    alive: dict[str, ir.Table] = {}  # a side that has lost nothing yet is not in here, and needs no join
+    sizes: dict[str, int] = {}
+    for turn, side in enumerate(cycle(_OTHER), start=1):
         report(turn)
-        users = engine.keep(_frequent(left, "user", min_user))
-        # Counting on what the users leave makes the next item set, and the other way round; both only shrink.
-        items = engine.keep(_frequent(events.semi_join(users, "user"), "item", min_item))
-        left = events.semi_join(items, "item")
-        now = (_size(users), _size(items))
-        if now == sizes:
+        other = _OTHER[side]
+        pool = events.semi_join(alive[other], other) if other in alive and not once else events
+        counted = engine.keep(pool.group_by(side).agg(events=pool.count()))
+        enough = counted.events >= least[side]
+        found = counted.aggregate(before=counted.count(), after=enough.sum()).to_pyarrow().to_pylist()[0]
+        before, after = sizes.get(side, found["before"]), found["after"] or 0
+        if after < before:
+            alive[side] = counted.filter(enough).select(side)
+        # A side that kept all it had leaves the other side's last count as it was: nothing more will change.
+        if turn >= 2 and (once or after == before):
             break
-        sizes = now
-    return left.semi_join(users, "user")
-
-
-# Each round but the last removes at least one user or item; real logs need fewer than fifty.
-_MOST_ROUNDS = 10_000
-
-
-def _frequent(events: ir.Table, side: str, least: int) -> ir.Table:
-    counted = events.group_by(side).agg(events=events.count())
-    return counted.filter(counted.events >= least).select(side)
-
-
-def _size(table: ir.Table) -> int:
-    return int(table.count().to_pyarrow().as_py())
+        sizes[side] = after
+    for side, survivors in alive.items():
+        events = events.semi_join(survivors, side)
+    return events

@@ -62,7 +62,8 @@ def clean(read: Read, source: Source, skip_bad: bool) -> Events:
             f"{source.name} has {bad.count:,} bad row{'s' if bad.count > 1 else ''}: "
             f"{bad.describe(source.row_word)}. Mend them, or pass --on-bad skip to leave them out"
         )
-    good = table.filter(table.reason.isnull()).drop("reason")
+    # Without bad rows there is nothing to filter, and later passes need not read the times for it.
+    good = (table.filter(table.reason.isnull()) if facts["bad"] else table).drop("reason")
     return Events(_typed(good, facts), TICKS[read.time_unit], bad)
 
 
@@ -119,13 +120,8 @@ def _text_roles(table: ir.Table) -> list[str]:
 
 
 def _typed(table: ir.Table, facts: dict[str, Any]) -> ir.Table:
-    """Integer ids as int64, so that a CSV and a Parquet file of one log give the same dataset."""
-    casts = {
-        role: "int64"
-        for role in ("user", "item", "basket")
-        if role in table.columns and not (table[role].type().is_string() and facts[f"{role}_text"])
-    }
-    return table.cast(casts)
+    """Text ids that are all integers as such, so that a CSV and a Parquet file of one log give the same dataset."""
+    return table.cast({role: "int64" for role in _text_roles(table) if not facts[f"{role}_text"]})
 
 
 def _check_unit(facts: dict[str, Any], unit: str, source: Source) -> None:

@@ -164,10 +164,10 @@ def _split(folder: Path, protocol: Protocol, name: str) -> dict[str, Any]:
     trained = cuts.train_end > 0
     tested = (cuts.test_start > 0) & (cuts.test_end > cuts.test_start)
     validated = trained & (cuts.valid_end > cuts.train_end)
-    if not tested.any() or not (cuts.train_end >= 2).any():
+    if not tested.any():
         raise ValueError(
-            f"protocol {protocol.name} leaves {name} no user to {'train on' if tested.any() else 'test'}: "
-            f"the longest of {len(begins):,} users has {int(np.diff(offsets).max())} events; choose another protocol"
+            f"protocol {protocol.name} leaves no user of {name} to test: the longest of {len(begins):,} users has "
+            f"{int(np.diff(offsets).max())} events; choose another protocol or loosen a filter"
         )
     return {
         "entry": write_array(folder, "splits", np.stack(cuts)),

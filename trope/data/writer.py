@@ -80,7 +80,7 @@ def write_array(folder: Path, name: str, values: np.ndarray) -> dict[str, Any]:
 def write_ids(folder: Path, name: str, values: pa.ChunkedArray) -> dict[str, dict[str, Any]]:
     """Write original ids, integers as one array, text as UTF-8 bytes and ends; returns the entries for `meta.json`."""
     if pa.types.is_integer(values.type):
-        return {name: write_array(folder, name, values.to_numpy().astype(np.int64))}
+        return {name: write_array(folder, name, values.cast(pa.int64()).to_numpy())}
     text = values.cast(pa.large_string()).combine_chunks()
     text = text if isinstance(text, pa.Array) else pa.concat_arrays(text.chunks)
     # Arrow's own layout is the one wanted here: offsets with a leading zero, and all bytes end to end.
