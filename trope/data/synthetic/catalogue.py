@@ -7,14 +7,22 @@ empty, and the item on sale at any moment is one integer division away.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
-from math import erf, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.data.synthetic.config import DAY, WEEK, YEAR, CalendarShop
+from trope.data.synthetic.categories import (
+    BREADTH,
+    CATEGORIES,
+    CATEGORY_COUNT,
+    DAY,
+    HOURS,
+    SEASONS,
+    WEEKDAYS,
+    Motive,
+)
+from trope.data.synthetic.config import CalendarShop
 
 GENERATIONS = np.array([1, 2, 3, 5])
 """How many items follow each other on a slot, ..."""
@@ -22,51 +30,6 @@ GENERATION_SHARES = np.array([0.5, 0.25, 0.15, 0.1])
 """... and how common that is."""
 CYCLE_DAYS = (7.0, 90.0)
 """Shortest and longest replenishment cycle; the categories' cycles are geometric in between."""
-
-
-class Motive(IntEnum):
-    """The reason for a visit; each owns a range of categories."""
-
-    TASTE = 0
-    STAPLE = 1
-    SEASON = 2
-    WEEKDAY = 3
-    HOUR = 4
-
-
-CATEGORIES = {Motive.TASTE: 40, Motive.STAPLE: 12, Motive.SEASON: 26, Motive.WEEKDAY: 14, Motive.HOUR: 12}
-"""Number of categories by reason to buy."""
-BREADTH = {Motive.TASTE: 4, Motive.STAPLE: 1, Motive.SEASON: 1, Motive.WEEKDAY: 1, Motive.HOUR: 1}
-"""Relative number of items in a category: calendar goods are few and sell well in their days."""
-FIRST_CATEGORY = {motive: sum(CATEGORIES[other] for other in Motive if other < motive) for motive in Motive}
-CATEGORY_COUNT = sum(CATEGORIES.values())
-
-
-@dataclass(frozen=True)
-class Rhythm:
-    """A cycle of the calendar, cut into one arc per category of `motive`.
-
-    At time t the category bought is the arc in which t + N(0, width) falls.
-    """
-
-    motive: Motive
-    period: int
-    width: float
-
-    def share(self, times: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return [len(times), categories]: the probability of each category at each time, by the normal integral."""
-        count = CATEGORIES[self.motive]
-        edges = np.arange(count + 1) * (self.period / count)
-        # Two turns to either side are enough: every width is far below its period.
-        turns = np.arange(-2, 3) * self.period
-        distance = edges[:, None] + turns - (np.asarray(times) % self.period)[:, None, None]
-        cdf = 0.5 * (1 + np.vectorize(erf)(distance / (self.width * sqrt(2))))
-        return np.diff(cdf, axis=1).sum(axis=-1)
-
-
-SEASONS = Rhythm(Motive.SEASON, YEAR, 5 * DAY)
-WEEKDAYS = Rhythm(Motive.WEEKDAY, WEEK, 0.25 * DAY)
-HOURS = Rhythm(Motive.HOUR, DAY, DAY / 24)
 
 
 @dataclass(frozen=True)
@@ -91,8 +54,6 @@ class Catalogue:
 
 def build_catalogue(shop: CalendarShop) -> Catalogue:
     """Return the tables of a shop; the same for all its users, drawn from its seed."""
-    if shop.items < CATEGORY_COUNT:
-        raise ValueError(f"items must be at least {CATEGORY_COUNT}, one per category, got {shop.items}")
     rng = np.random.default_rng(np.random.SeedSequence(shop.seed, spawn_key=(0,)))
     generations = [_generations(count, rng) for count in _items_per_category(shop.items)]
     per_slot = np.concatenate(generations)
@@ -139,7 +100,7 @@ def _describe(shop: CalendarShop, catalogue: Catalogue, motive: Motive, rank: in
     for rhythm, on in ((SEASONS, shop.yearly), (WEEKDAYS, shop.weekly), (HOURS, shop.daily)):
         if motive is rhythm.motive and on:
             arc = rhythm.period / CATEGORIES[motive]
-            entry |= {"period_seconds": rhythm.period, "peak_seconds": (rank + 0.5) * arc}
+            entry |= {"period_seconds": rhythm.period, "peak_seconds": rhythm.origin + (rank + 0.5) * arc}
             entry |= {"arc_seconds": arc, "width_seconds": float(rhythm.width)}
     return entry
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-DAY = 86_400
-WEEK = 7 * DAY
-YEAR = 31_556_952
-"""The mean Gregorian year, 365.2425 days: the period of the seasons."""
+from trope.data.synthetic.categories import CATEGORY_COUNT, MONDAY, WEEK, YEAR
 
 TEMPORAL_EFFECTS = ("replenishment", "weekly", "daily", "yearly", "lifetimes", "sessions")
 """The switches that tie items to time; `tastes`, the seventh switch, does not."""
@@ -64,13 +61,15 @@ class CalendarShop:
         for name in ("users", "items", "min_events"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.items < CATEGORY_COUNT:
+            raise ValueError(f"items must be at least {CATEGORY_COUNT}, one per category, got {self.items}")
         if self.mean_events < self.min_events:
             raise ValueError(
                 f"mean_events ({self.mean_events}) is below min_events ({self.min_events}): raise it or lower the other"
             )
         if not 2 <= self.years <= 100:
             raise ValueError(f"years must be from 2 to 100, so that a season can repeat, got {self.years}")
-        if self.start < 0 or (self.start - 4 * DAY) % WEEK:
+        if self.start < 0 or (self.start - MONDAY) % WEEK:
             raise ValueError(f"start must be a Monday 00:00 UTC in Unix seconds, got {self.start}")
         if self.seed < 0:
             raise ValueError(f"seed must not be negative, got {self.seed}")

@@ -11,16 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.data.synthetic.catalogue import (
-    CATEGORIES,
-    FIRST_CATEGORY,
-    HOURS,
-    SEASONS,
-    WEEKDAYS,
-    Catalogue,
-    Motive,
-)
-from trope.data.synthetic.config import DAY, CalendarShop
+from trope.data.synthetic.catalogue import Catalogue
+from trope.data.synthetic.categories import CATEGORIES, DAY, FIRST_CATEGORY, HOURS, SEASONS, WEEKDAYS, Motive
+from trope.data.synthetic.config import CalendarShop
 
 BLOCK_EVENTS = 1 << 19
 """About how many events a block holds: big enough for numpy, small enough that a few fit in the memory of a laptop."""
@@ -143,12 +136,13 @@ def _draw_visits(
     visits.category[taste] = FIRST_CATEGORY[Motive.TASTE] + _draw_tastes(shop, owner[taste], users, rng)
     for rhythm, on in ((SEASONS, shop.yearly), (WEEKDAYS, shop.weekly), (HOURS, shop.daily)):
         chosen = np.flatnonzero(motive == rhythm.motive)
-        count = CATEGORIES[rhythm.motive]
-        # Monday is day 0 of the log, while the Unix epoch was a Thursday: the week's arcs count from the log's start.
-        origin = 0 if rhythm is WEEKDAYS else shop.start
-        moment = visits.time[chosen] + origin + rhythm.width * rng.standard_normal(len(chosen))
-        turn = moment / rhythm.period % 1.0 if on else rng.random(len(chosen))
-        visits.category[chosen] = FIRST_CATEGORY[rhythm.motive] + np.minimum((turn * count).astype(np.int64), count - 1)
+        # Off, the category is as likely as before, but drawn without a look at the time.
+        rank = (
+            rhythm.draw(shop.start + visits.time[chosen], rng)
+            if on
+            else _uniform(CATEGORIES[rhythm.motive], len(chosen), rng)
+        )
+        visits.category[chosen] = FIRST_CATEGORY[rhythm.motive] + rank
     return visits
 
 

@@ -19,7 +19,8 @@ from trope.data.synthetic.config import CalendarShop
 from trope.data.synthetic.events import Events, block_count, generate_block
 
 PART = "part-{:05d}.parquet"
-TRUTH = "ground_truth.json"
+TRUTH = "_ground_truth.json"
+"""The underscore keeps readers of Parquet folders from taking it for data."""
 
 
 def generate_events(shop: CalendarShop, workers: int = 2) -> Iterator[Events]:
