@@ -68,7 +68,7 @@ def test_the_core_needs_many_rounds_on_a_chain(tmp_path: Path) -> None:
 
 
 def test_one_pass_counts_once(tmp_path: Path) -> None:
-    rows = random_log(130, users=20, items=20, seed=3)
+    rows = random_log(140, users=20, items=20, seed=1)
     log = write_parquet(tmp_path / "log.parquet", rows)
     once = prepared(log, tmp_path / "once", Options(once=True))
     assert unnumbered(once) == sequences_of(core(rows, 5, 5, once=True))

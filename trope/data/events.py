@@ -73,12 +73,17 @@ def _tick(time: ir.Value) -> ir.Value:
     if kind.is_integer():
         return time.cast("int64")
     if kind.is_floating() or kind.is_decimal():
-        return time.cast("float64").floor().try_cast("int64")
+        return _floor(time.cast("float64"))
     if not kind.is_string():
         raise ValueError(f"the time column is {kind}; it must be a number, a timestamp or text")
     # Engines disagree on the integer in "12.5" (13, 12, none): trust it only where the text is a whole number.
     number, whole = time.try_cast("float64"), time.try_cast("int64")
-    return ibis.ifelse(whole.cast("float64") == number, whole, number.floor().try_cast("int64"))
+    return ibis.ifelse(whole.cast("float64") == number, whole, _floor(number))
+
+
+def _floor(number: ir.Value) -> ir.Value:
+    # NaN and the infinities are no times, and an error to cast; no engine calls them small.
+    return ibis.ifelse(number.abs() < 2.0**62, number, ibis.null("float64")).floor().cast("int64")
 
 
 def _reason(table: ir.Table, ticks: int) -> ir.Value:
