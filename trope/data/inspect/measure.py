@@ -18,6 +18,8 @@ PIECE = 1 << 21
 """Events looked at in one go: bounds the memory, whatever the size of the data."""
 SAMPLE = 2_000_000
 """Events on which the calendar signals are measured."""
+RUN = 1 << 14
+"""Events of neighbouring users that enter the sample together."""
 SAMPLE_ITEMS = 5_000
 """Only the most popular items enter the calendar signals; rarer ones add chance, not knowledge."""
 
@@ -144,17 +146,16 @@ class _Totals:
 def _sample(
     items: NDArray[np.int32], times: NDArray[np.int64], offsets: NDArray[np.int64], popularity: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return items (renumbered from 0) and times of about SAMPLE events: whole runs of users, evenly spread."""
+    """Return items (renumbered from 0) and times of about SAMPLE events: runs of users, evenly spread."""
     rank = np.full(len(popularity), -1)
     popular = np.argsort(-popularity, kind="stable")[:SAMPLE_ITEMS]
     popular = popular[popularity[popular] > 0]
     rank[popular] = np.arange(len(popular))
 
-    run = 1 << 12
-    starts = np.arange(0, len(offsets) - 1, run)
-    keep = max(1, min(len(starts), round(len(starts) * SAMPLE / max(len(items), 1))))
-    chosen = starts[np.linspace(0, len(starts) - 1, keep).astype(np.int64)]
-    bounds = [(int(offsets[at]), int(offsets[min(at + run, len(offsets) - 1)])) for at in chosen]
+    runs = list(pieces(offsets, RUN))
+    keep = max(1, min(len(runs), SAMPLE // RUN))
+    chosen = (runs[at] for at in np.linspace(0, len(runs) - 1, keep).astype(np.int64))
+    bounds = [(int(offsets[first]), int(offsets[last])) for first, last in chosen]
     sampled = np.concatenate([rank[items[begin:end]] for begin, end in bounds])
     moments = np.concatenate([times[begin:end] for begin, end in bounds])
     return sampled[sampled >= 0], moments[sampled >= 0]
