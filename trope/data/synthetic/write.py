@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -70,6 +71,12 @@ def write_events(
             if path.exists():
                 shutil.rmtree(path)
             os.replace(draft, path)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise ValueError(
+                f"no space left while writing {path}; nothing was kept, free some and run again"
+            ) from error
+        raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return path
