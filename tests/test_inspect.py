@@ -21,6 +21,7 @@ from trope.data.inspect.html import write_html
 from trope.data.inspect.summary import length_bins
 from trope.data.inspect.terminal import show
 from trope.data.synthetic import CalendarShop, write_events
+from trope.data.units import DAY, YEAR
 
 MOMENT = int(datetime(2024, 2, 29, 13, 30, tzinfo=UTC).timestamp())  # a Thursday
 
@@ -31,12 +32,12 @@ def report_of(rows: list[Event], tmp_path: Path) -> Report:
 
 
 def test_counts_by_hand(tmp_path: Path) -> None:
-    after = [0, 0, 5, 90, 90 + 2 * durations.DAY]
+    after = [0, 0, 5, 90, 90 + 2 * DAY]
     rows = [("ann", item, MOMENT + later) for item, later in zip("xyxzx", after, strict=True)]
-    rows += [("bob", "y", MOMENT), ("bob", "z", MOMENT + durations.YEAR), ("bob", "z", MOMENT + durations.YEAR)]
+    rows += [("bob", "y", MOMENT), ("bob", "z", MOMENT + YEAR), ("bob", "z", MOMENT + YEAR)]
     report = report_of(rows, tmp_path)
     assert (report.users, report.items, report.events) == (2, 3, 8)
-    assert (report.first, report.last) == (MOMENT, MOMENT + durations.YEAR)
+    assert (report.first, report.last) == (MOMENT, MOMENT + YEAR)
     gaps = {"same second": 2, "seconds": 1, "minutes": 1, "days": 1, "years": 1}
     assert durations.by_unit(report.gaps) == dict.fromkeys(durations.UNITS, 0) | gaps
     returns = {"same second": 1, "seconds": 1, "days": 1}
@@ -46,7 +47,7 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     assert length_bins(report) == {"2-3": 1, "4-7": 1}
     assert report.popularity.tolist() == [3, 3, 2]
     # x lives two days, y not at all, z from ann's purchase to bob's, 90 seconds short of a year.
-    assert report.lifetimes.tolist() == [0, 90 + 2 * durations.DAY, durations.YEAR - 90]
+    assert report.lifetimes.tolist() == [0, 90 + 2 * DAY, YEAR - 90]
     week = report.week()
     assert week.sum() == 8
     assert week[3, 13] == 5  # Thursday

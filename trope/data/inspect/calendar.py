@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.data.inspect.durations import DAY, WEEK, YEAR
+from trope.data.units import DAY, MONDAY, WEEK, YEAR
 
 CYCLES = (("hour of day", DAY, 24), ("day of week", WEEK, 7), ("time of year", YEAR, 12))
 PERMUTATIONS = 4
@@ -25,8 +25,6 @@ PRIOR_EVENTS = 50.0
 """Events with the average profile that are added to each item's own, so that rare items claim little."""
 TRUST = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """How far the profiles are believed, from hardly to fully; the best counts, since drift spoils them more or less."""
-MONDAY = 4 * DAY
-"""The first Monday 00:00 UTC after the epoch: cycles count from here."""
 
 
 @dataclass(frozen=True)

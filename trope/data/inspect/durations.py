@@ -7,8 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-MINUTE, HOUR, DAY, WEEK = 60, 3_600, 86_400, 604_800
-MONTH, YEAR = 2_629_746, 31_556_952
+from trope.data.units import DAY, HOUR, MINUTE, MONTH, WEEK, YEAR
 
 UNITS = ("same second", "seconds", "minutes", "hours", "days", "weeks", "months", "years")
 UNIT_EDGES = (1, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR, 100 * YEAR)

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from trope.data.inspect.calendar import CalendarSignal, calendar_signals
-from trope.data.inspect.durations import HOUR, count_durations
+from trope.data.inspect.durations import count_durations
 from trope.data.protocols import pieces
 from trope.data.sequences import Sequences
+from trope.data.units import HOUR
 
 PIECE = 1 << 21
 """Events looked at in one go: bounds the memory, whatever the size of the data."""

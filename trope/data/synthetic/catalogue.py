@@ -12,17 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.data.synthetic.categories import (
-    BREADTH,
-    CATEGORIES,
-    CATEGORY_COUNT,
-    DAY,
-    HOURS,
-    SEASONS,
-    WEEKDAYS,
-    Motive,
-)
+from trope.data.synthetic.categories import BREADTH, CATEGORIES, CATEGORY_COUNT, Motive
 from trope.data.synthetic.config import CalendarShop
+from trope.data.units import DAY
 
 GENERATIONS = np.array([1, 2, 3, 5])
 """How many items follow each other on a slot, ..."""
@@ -78,7 +70,7 @@ def ground_truth(shop: CalendarShop) -> dict[str, Any]:
     birth = generation * catalogue.life[slot] - catalogue.shift[slot]
     death = birth + catalogue.life[slot]
     category = np.repeat(np.arange(CATEGORY_COUNT), np.diff(catalogue.first_slot))[slot]
-    always = ~np.full(shop.items, shop.lifetimes)
+    always = np.full(shop.items, not shop.lifetimes)
     return {
         "categories": [
             _describe(shop, catalogue, motive, rank) for motive in Motive for rank in range(CATEGORIES[motive])
@@ -97,7 +89,7 @@ def _describe(shop: CalendarShop, catalogue: Catalogue, motive: Motive, rank: in
     entry: dict[str, Any] = {"motive": motive.name.lower()}
     if motive is Motive.STAPLE and shop.replenishment:
         entry["cycle_seconds"] = float(catalogue.cycle[rank])
-    for rhythm, on in ((SEASONS, shop.yearly), (WEEKDAYS, shop.weekly), (HOURS, shop.daily)):
+    for rhythm, on in shop.rhythms:
         if motive is rhythm.motive and on:
             arc = rhythm.period / CATEGORIES[motive]
             entry |= {"period_seconds": rhythm.period, "peak_seconds": rhythm.origin + (rank + 0.5) * arc}

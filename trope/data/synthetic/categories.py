@@ -9,12 +9,7 @@ from math import erf, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-DAY = 86_400
-WEEK = 7 * DAY
-YEAR = 31_556_952
-"""The mean Gregorian year, 365.2425 days: the period of the seasons."""
-MONDAY = 4 * DAY
-"""The first Monday 00:00 UTC after the Unix epoch."""
+from trope.data.units import DAY, MONDAY, WEEK, YEAR
 
 
 class Motive(IntEnum):

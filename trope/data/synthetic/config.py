@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from trope.data.synthetic.categories import CATEGORY_COUNT, MONDAY, WEEK, YEAR
+from trope.data.synthetic.categories import CATEGORY_COUNT, HOURS, SEASONS, WEEKDAYS, Rhythm
+from trope.data.units import MONDAY, WEEK, YEAR
 
 TEMPORAL_EFFECTS = ("replenishment", "weekly", "daily", "yearly", "lifetimes", "sessions")
 """The switches that tie items to time; `tastes`, the seventh switch, does not."""
@@ -97,6 +98,11 @@ class CalendarShop:
     def span(self) -> int:
         """Length of the log in seconds."""
         return self.weeks * WEEK
+
+    @property
+    def rhythms(self) -> tuple[tuple[Rhythm, bool], ...]:
+        """Each rhythm of the calendar, and whether it is on."""
+        return (SEASONS, self.yearly), (WEEKDAYS, self.weekly), (HOURS, self.daily)
 
     @property
     def taste_share(self) -> float:

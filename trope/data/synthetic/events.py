@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trope.data.synthetic.catalogue import Catalogue
-from trope.data.synthetic.categories import CATEGORIES, DAY, FIRST_CATEGORY, HOURS, SEASONS, WEEKDAYS, Motive
+from trope.data.synthetic.categories import CATEGORIES, FIRST_CATEGORY, Motive
 from trope.data.synthetic.config import CalendarShop
+from trope.data.units import DAY
 
 BLOCK_EVENTS = 1 << 19
 """About how many events a block holds: big enough for numpy, small enough that a few fit in the memory of a laptop."""
@@ -134,7 +135,7 @@ def _draw_visits(
 
     taste = np.flatnonzero(motive == Motive.TASTE)
     visits.category[taste] = FIRST_CATEGORY[Motive.TASTE] + _draw_tastes(shop, owner[taste], users, rng)
-    for rhythm, on in ((SEASONS, shop.yearly), (WEEKDAYS, shop.weekly), (HOURS, shop.daily)):
+    for rhythm, on in shop.rhythms:
         chosen = np.flatnonzero(motive == rhythm.motive)
         # Off, the category is as likely as before, but drawn without a look at the time.
         rank = (
