@@ -104,14 +104,12 @@ def _gaps(report: Report, axes: Axes) -> None:
     if report.returns.sum():
         _durations(axes, report.returns, ORANGE, "since the same item", fill=False)
     axes.set_ylabel("% of gaps above 0 s")
-    axes.legend(frameon=False)
 
 
 def _lifetimes(report: Report, axes: Axes) -> None:
     axes.set_title("Item lifetime")
     _durations(axes, count_durations(report.lifetimes), BLUE, "items", fill=True)
     axes.set_ylabel("% of items above 0 s")
-    axes.legend(frameon=False)
 
 
 def _durations(axes: Axes, counts: NDArray[np.int64], colour: str, label: str, fill: bool) -> None:
@@ -130,6 +128,10 @@ def _durations(axes: Axes, counts: NDArray[np.int64], colour: str, label: str, f
     axes.set_xticks(units[:-1] + 0.5, UNITS[1:], minor=True)
     axes.tick_params(axis="x", which="minor", length=0)
     axes.set_xlim(0, units[-1])
+    # Head room for the legend.
+    axes.margins(y=0.25)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, loc="upper left")
 
 
 def _week(report: Report, axes: Axes) -> None:

@@ -40,7 +40,7 @@ def key_figures(report: Report) -> list[tuple[str, str]]:
         ("repeats", f"{percent(report.repeats)} of events are items that the user had before"),
         ("ties", f"{percent(report.ties)} of events share their second with another of the same user"),
         ("popularity", f"the top 1 % of items has {percent(report.popularity[:top].sum() / report.events)} of events"),
-        ("item lifetime", f"median {durations.say(float(np.median(report.lifetimes)))} between first and last event"),
+        ("item lifetime", _lifetime(report)),
     ]
 
 
@@ -77,6 +77,14 @@ def calendar_findings(report: Report) -> list[str]:
     else:
         sentences.append("No clear calendar rhythm: time may still help by gaps and recency, less by the date.")
     return sentences
+
+
+def _lifetime(report: Report) -> str:
+    """Return the median life of items with two events or more, and how many have one."""
+    lived = report.lifetimes[-int((report.popularity > 1).sum()) :] if report.popularity[0] > 1 else np.empty(0)
+    single = percent(float((report.popularity == 1).mean()))
+    median = float(np.median(lived)) if len(lived) else float("nan")
+    return f"median {durations.say(median)} from first to last event; {single} of items have one event only"
 
 
 def _quantiles(values: NDArray[np.int64], form: str) -> str:
