@@ -88,7 +88,7 @@ def inspect(path: Path | str, progress: bool = True) -> Report:
             bar.update(end - begin)
     seen = totals.popularity > 0
     return Report(
-        name=Path(path).name,
+        name=Path(path).resolve().name,
         protocol=data.protocol.name,
         users=data.num_users,
         items=data.num_items,
