@@ -36,9 +36,9 @@ def main() -> None:
         meta = json.loads((out / "meta.json").read_text())
     result = {
         "command": ["trope", "prepare", meta["source"]["name"], *arguments.options],
-        "rows": meta["counts"]["events"],
-        "users": meta["counts"]["users"],
-        "items": meta["counts"]["items"],
+        "rows": meta["source"]["rows"],
+        "filters": meta["filters"],
+        "kept": {name: meta["counts"][name] for name in ("events", "users", "items")},
         "input_bytes": sum(file["bytes"] for file in meta["source"]["files"]),
         "wall_s": round(wall, 1),
         "cpu_s": round(used.ru_utime + used.ru_stime, 1),

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trope.data.engines import Engine
+from trope.data.progress import Stages
 from trope.data.protocols import pieces
 from trope.data.writer import ArrayWriter, write_array, write_ids
 
 # Events sorted and fetched at a time: enough to keep the engine busy, little enough for a small machine.
 _PIECE = 1 << 23
-Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ def write_events(
     folder: Path,
     ticks: int,
     names: Callable[[], Mapping[str, str]] | None,
-    report: Progress,
+    stages: Stages,
 ) -> dict[str, dict[str, Any]]:
     """Stream the events and write the ids; returns every array's entry for `meta.json`.
 
-    ticks: of the events' times, per second. names: item names by original id, as text.
+    ticks: of the events' times, per second. names: item names by original id, as text. stages: told how far it is.
     """
     total = numbered.num_events
     entries = {"offsets": write_array(folder, "offsets", numbered.offsets)}
@@ -82,14 +82,13 @@ def write_events(
     with ArrayWriter(folder, "items", (total,)) as items, ArrayWriter(folder, "times", (total,)) as times:
         basket_file = ArrayWriter(folder, "baskets", (total,)) if baskets else None
         done = 0
-        report("write", 0, total)
         for batch in _sorted(numbered):
             items.append(batch["item"].to_numpy())
             times.append(batch["tick"].to_numpy() // ticks)
             if baskets is not None and basket_file is not None:
                 basket_file.append(baskets.number(batch["basket"]))
             done += len(batch)
-            report("write", done, total)
+            stages.done("write", done / total)
         entries |= {"items": items.close(), "times": times.close()}
     if baskets is not None and basket_file is not None:
         entries["baskets"] = basket_file.close()

@@ -6,23 +6,21 @@ and item both survive. A round counts one side among the survivors of the other,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import cycle
 
 import ibis.expr.types as ir
 
 from trope.data.engines import Engine
+from trope.data.progress import Stages
 
 _OTHER = {"user": "item", "item": "user"}
 
 
-def k_core(
-    events: ir.Table, min_user: int, min_item: int, once: bool, engine: Engine, report: Callable[[int], None]
-) -> ir.Table:
+def k_core(events: ir.Table, min_user: int, min_item: int, once: bool, engine: Engine, stages: Stages) -> ir.Table:
     """The events that are left when no user has fewer than `min_user` and no item fewer than `min_item` of them.
 
     once: count users and items once, in the whole log, and stop, as some papers do.
-    report: called with the number of each round.
+    stages: told of each round.
     """
     if min_user <= 1 and min_item <= 1:
         return events
@@ -30,7 +28,7 @@ def k_core(
     alive: dict[str, ir.Table] = {}  # a side that has lost nothing yet is not in here, and needs no join
     sizes: dict[str, int] = {}
     for turn, side in enumerate(cycle(_OTHER), start=1):
-        report(turn)
+        stages.begin(f"filter, round {turn}")
         other = _OTHER[side]
         pool = events.semi_join(alive[other], other) if other in alive and not once else events
         counted = engine.keep(pool.group_by(side).agg(events=pool.count()))

@@ -32,6 +32,9 @@ class DuckDB:
         self._numbers = count()
         self._connection = ibis.duckdb.connect(work / "work.duckdb")
         self._run("SET TimeZone = 'UTC'")
+        # Keep count of a query's progress for `share_done`, but draw no bar of DuckDB's own.
+        self._run("SET enable_progress_bar = true")
+        self._run("SET enable_progress_bar_print = false")
         self._run(f"SET temp_directory = {_quoted(work / 'spill')}")
         try:
             self._run(f"SET memory_limit = {_quoted(memory or _MEMORY)}")
@@ -46,6 +49,10 @@ class DuckDB:
 
     def errors(self) -> tuple[type[Exception], ...]:
         return (duckdb.Error,)
+
+    def share_done(self) -> float | None:
+        percent = self._connection.con.query_progress()
+        return percent / 100 if percent >= 0 else None
 
     def keep(self, table: ir.Table) -> ir.Table:
         # Row order is carried by `place`, so DuckDB need not preserve it, which saves memory.

@@ -53,6 +53,9 @@ class Spark:
     def errors(self) -> tuple[type[Exception], ...]:
         return (PySparkException, Py4JError)
 
+    def share_done(self) -> float | None:
+        return None
+
     def keep(self, table: ir.Table) -> ir.Table:
         kept = table.cache()
         kept.count().to_pyarrow()  # Spark caches when first asked

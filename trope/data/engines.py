@@ -63,6 +63,9 @@ class Engine(Protocol):
     def errors(self) -> tuple[type[Exception], ...]:
         """What this engine raises when a file or a query fails."""
 
+    def share_done(self) -> float | None:
+        """How far the running query is, from 0 to 1, where the engine can tell; asked from another thread."""
+
 
 @contextmanager
 def open_engine(
@@ -134,3 +137,6 @@ class Warehouse:
 
     def errors(self) -> tuple[type[Exception], ...]:
         return (ibis.common.exceptions.IbisError,)
+
+    def share_done(self) -> float | None:
+        return None

@@ -36,11 +36,15 @@ class BadRows:
 
 @dataclass(frozen=True)
 class Events:
-    """Valid events: `user`, `item`, `tick`, `place` and perhaps `basket`, `event`; `ticks` of them make a second."""
+    """Valid events: columns `user`, `item`, `tick`, `place`, and `basket` and `event` where the source has them.
+
+    ticks: of a second. rows: read in all, bad ones included.
+    """
 
     table: ir.Table
     ticks: int
     bad: BadRows
+    rows: int
 
 
 def clean(read: Read, source: Source, skip_bad: bool) -> Events:
@@ -53,7 +57,8 @@ def clean(read: Read, source: Source, skip_bad: bool) -> Events:
             )
     table = table.mutate(reason=_reason(table, TICKS[read.time_unit]))
     facts = _facts(table)
-    if facts["rows"] + len(read.rejected) == 0:
+    rows = facts["rows"] + len(read.rejected)
+    if rows == 0:
         raise ValueError(f"{source.name} has no events: its files hold no rows")
     _check_unit(facts, read.time_unit, source)
     bad = _bad_rows(table, facts, read, source)
@@ -64,7 +69,7 @@ def clean(read: Read, source: Source, skip_bad: bool) -> Events:
         )
     # Without bad rows there is nothing to filter, and later passes need not read the times for it.
     good = (table.filter(table.reason.isnull()) if facts["bad"] else table).drop("reason")
-    return Events(_typed(good, facts), TICKS[read.time_unit], bad)
+    return Events(_typed(good, facts), TICKS[read.time_unit], bad, rows)
 
 
 def _tick(time: ir.Value) -> ir.Value:

@@ -18,11 +18,12 @@ import numpy as np
 
 from trope import __version__
 from trope.data import protocols
-from trope.data.arrays import Progress, number, write_events
+from trope.data.arrays import number, write_events
 from trope.data.core import k_core
 from trope.data.engines import Engine, open_engine
 from trope.data.events import Events, clean
 from trope.data.folder import FORMAT
+from trope.data.progress import Progress, Stages
 from trope.data.protocols import Protocol
 from trope.data.sources import Source
 from trope.data.writer import staging, write_array, write_meta
@@ -71,34 +72,33 @@ def prepare(
 
     engine, threads, memory, master: see `open_engine`.
     overwrite: replace an existing dataset, at the very end.
-    progress: called with a stage's name, how much of it is done and its total, where that is known.
+    progress: called with a stage's name and how far it is; see `trope.data.progress`.
     """
     options = options or Options()
-    report = progress or (lambda stage, done, total: None)
     with staging(out, overwrite) as folder:
         work = folder / "work"
         work.mkdir()
         with open_engine(engine, source, work, threads, memory, master) as running:
             try:
-                meta = _prepare(source, folder, options, running, report)
+                with Stages(progress, running.share_done) as stages:
+                    meta = _prepare(source, folder, options, running, stages)
             except running.errors() as error:
                 raise _readable(error, source) from error
         shutil.rmtree(work)
         return write_meta(folder, meta)
 
 
-def _prepare(source: Source, folder: Path, options: Options, engine: Engine, report: Progress) -> dict[str, Any]:
+def _prepare(source: Source, folder: Path, options: Options, engine: Engine, stages: Stages) -> dict[str, Any]:
     """Write every array into `folder`; returns `meta.json` without its checksum."""
     min_user = source.min_user if options.min_user is None else options.min_user
     min_item = source.min_item if options.min_item is None else options.min_item
-    report("read and check", 0, None)
+    stages.begin("read and check")
     events = clean(engine.read(source), source, options.on_bad == "skip")
     table = _chosen(events, source, options)
     if source.is_text:  # parse the text once, not at every pass
         table = engine.keep(table)
-    report("filter", 0, None)
-    core = k_core(table, min_user, min_item, options.once, engine, lambda turn: report("filter", turn, None))
-    report("number", 0, None)
+    core = k_core(table, min_user, min_item, options.once, engine, stages)
+    stages.begin("number")
     numbered = number(core, engine)
     if numbered.num_events == 0:
         raise ValueError(
@@ -106,8 +106,8 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, rep
             f"{', the time range' if (options.since, options.until) != (None, None) else ''}"
             f"{', event types ' + ', '.join(options.event_types) if options.event_types else ''}; loosen a filter"
         )
-    entries = write_events(numbered, folder, events.ticks, source.names, report)
-    report("split", 0, None)
+    entries = write_events(numbered, folder, events.ticks, source.names, stages)
+    stages.begin("split")
     split = _split(folder, options.protocol, source.name)
     entries["splits"] = split.pop("entry")
     counts = {
@@ -119,7 +119,7 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, rep
     }
     return {
         "format": FORMAT,
-        "source": _described(source),
+        "source": _described(source, events.rows),
         "filters": {
             "min_user": min_user,
             "min_item": min_item,
@@ -184,10 +184,11 @@ def _split(folder: Path, protocol: Protocol, name: str) -> dict[str, Any]:
     }
 
 
-def _described(source: Source) -> dict[str, Any]:
+def _described(source: Source, rows: int) -> dict[str, Any]:
     """The source as `meta.json` records it: names and sizes, but no paths of this machine."""
     return {
         "name": source.name,
+        "rows": rows,
         "kind": source.kind,
         "columns": source.columns.used(),
         "time_unit": source.time_unit,

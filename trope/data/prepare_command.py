@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from trope.data.arrays import Progress
+    from trope.data.progress import Progress
     from trope.data.resolve import Request
 
 _COLUMNS = "Columns of a file or table"
@@ -149,18 +149,15 @@ def _generated(request: Request, out: Path) -> Iterator[Request]:
 def _bar() -> Iterator[Progress]:
     """A line on the terminal that names the stage and always moves: a bar where the total is known."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as RichProgress
 
-    columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn()]
+    columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(), TaskProgressColumn()]
     with RichProgress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("start", total=None)
 
-        def report(stage: str, done: int, total: int | None) -> None:
-            if total is None:
-                bar.update(task, description=f"{stage}, round {done}" if done else stage, total=None, completed=0)
-            else:
-                bar.update(task, description=stage, total=total, completed=done)
+        def report(stage: str, share: float | None) -> None:
+            bar.update(task, description=stage, total=None if share is None else 1.0, completed=share or 0.0)
 
         yield report
 

@@ -19,7 +19,7 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     grid.add_column()
     numbers = [f"{counts[name]:,} {name}" for name in ("users", "items", "events", "baskets") if name in counts]
     grid.add_row("dataset", str(out))
-    grid.add_row("counts", ", ".join(numbers))
+    grid.add_row("counts", ", ".join(numbers) + f" (of {meta['source']['rows']:,} rows)")
     grid.add_row("time", " to ".join(_date(moment) for moment in meta["time_span"]["all"]))
     grid.add_row("protocol", protocol["name"] + _holdout(protocol))
     grid.add_row("training", f"{counts['train_events']:,} events, until {_date(meta['time_span']['train'][1])}")
