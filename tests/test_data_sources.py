@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from data_logs import loose, prepared, unnumbered
 
-from trope.data.prepare import Options
+from trope.data.prepare import Options, prepare
 from trope.data.protocols import Protocol
-from trope.data.published import PAPER, amazon_2023, complete_journey, movielens_20m, named
+from trope.data.published import PAPER, amazon_2023, complete_journey, movielens_20m, named, pixelrec
 from trope.data.sequences import Sequences
 
 PAPER_RULE = loose(protocol=Protocol("loo-paper"))
@@ -166,6 +167,15 @@ def test_names_are_kept_for_display(tmp_path: Path, name: str, write: Callable[[
     found = prepared(name, tmp_path / "out", PAPER_RULE, raw=tmp_path / "raw").ids("item_names")
     assert found is not None
     assert found.to_list() == names
+
+
+def test_names_that_are_all_unknown(tmp_path: Path) -> None:
+    pixel(tmp_path)
+    source = replace(pixelrec(tmp_path, "200K"), names=dict)
+    prepare(source, tmp_path / "out", PAPER_RULE)
+    names = Sequences.load(tmp_path / "out").ids("item_names")
+    assert names is not None
+    assert names.to_list() == ["", "", ""]
 
 
 def test_the_paper_table_is_compared_row_by_row(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,19 +80,19 @@ def write_events(
         labels = [known.get(str(original), "") for original in numbered.item_ids.to_pylist()]
         entries |= write_ids(folder, "item_names", pa.chunked_array([pa.array(labels, pa.large_string())]))
     baskets = Baskets(numbered.offsets) if "basket" in numbered.events.columns else None
-    with ArrayWriter(folder, "items", (total,)) as items, ArrayWriter(folder, "times", (total,)) as times:
-        basket_file = ArrayWriter(folder, "baskets", (total,)) if baskets else None
+    with ExitStack() as stack:
+        wanted = ("items", "times", "baskets") if baskets else ("items", "times")
+        files = {name: stack.enter_context(ArrayWriter(folder, name, (total,))) for name in wanted}
         done = 0
         for batch in _sorted(numbered):
-            items.append(batch["item"].to_numpy())
-            times.append(batch["tick"].to_numpy() // ticks)
-            if baskets is not None and basket_file is not None:
-                basket_file.append(baskets.number(batch["basket"]))
+            files["items"].append(batch["item"].to_numpy())
+            files["times"].append(batch["tick"].to_numpy() // ticks)
+            if baskets:
+                files["baskets"].append(baskets.number(batch["basket"]))
             done += len(batch)
             stages.done("write", done / total)
-        entries |= {"items": items.close(), "times": times.close()}
-    if baskets is not None and basket_file is not None:
-        entries["baskets"] = basket_file.close()
+        entries |= {name: file.close() for name, file in files.items()}
+    if baskets:
         entries |= write_ids(folder, "basket_ids", baskets.originals())
     return entries
 
@@ -113,6 +114,8 @@ class Baskets:
         low, high = np.searchsorted(self._offsets, [self._seen, self._seen + len(ids)])
         begins[self._offsets[low:high] - self._seen] = True
         numbers = self._count - 1 + np.cumsum(begins)
+        if numbers[-1] > np.iinfo(np.int32).max:
+            raise ValueError("there are more than 2,147,483,647 baskets; prepare without --basket-col")
         self._originals.append(ids.filter(pa.array(begins)))
         self._seen += len(ids)
         self._count = int(numbers[-1]) + 1

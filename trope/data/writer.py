@@ -43,7 +43,7 @@ class ArrayWriter:
     def append(self, values: np.ndarray) -> None:
         """Add the next values, in C order."""
         self._left -= values.size
-        self._put(memoryview(np.ascontiguousarray(values, self._dtype)).cast("B"))
+        self._put(np.ascontiguousarray(values, self._dtype).reshape(-1).view(np.uint8).data)
 
     def close(self) -> dict[str, Any]:
         """Finish the file; returns what `meta.json` records of it."""
@@ -113,8 +113,11 @@ def staging(out: Path, overwrite: bool) -> Iterator[Path]:
         raise FileExistsError(
             f"{out} exists and is not a prepared dataset, so it is not replaced; choose another folder"
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+    except OSError as error:
+        raise ValueError(f"cannot write beside {out}: {error.strerror}; choose another folder") from None
     try:
         yield partial
         _flush(partial)
