@@ -172,6 +172,24 @@ def test_bad_settings(settings: dict[str, float], message: str) -> None:
         CalendarShop(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"users": 1, "mean_events": 1.0, "min_events": 1},
+        {"users": 7, "mean_events": 5.0},
+        {"users": 50, "staple_share": 0.0, "season_share": 0.0, "weekday_share": 0.0, "hour_share": 0.0},
+        {"users": 50, "staple_share": 0.1, "season_share": 0.2, "weekday_share": 0.3, "hour_share": 0.4},
+        {"users": 50, "items": 104, "years": 2.0, "staple_share": 0.6, "season_share": 0.1},
+    ],
+)
+def test_extreme_settings(settings: dict[str, float]) -> None:
+    shop = CalendarShop(**settings)  # type: ignore[arg-type]
+    log = generate(shop)
+    assert len(np.unique(log.user)) == shop.users
+    assert log.item.max() < shop.items
+    assert log.timestamp.max() < shop.start + shop.span
+
+
 def test_unknown_effect() -> None:
     with pytest.raises(ValueError, match="unknown effects"):
         CalendarShop.only("monthly")
