@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("options", nargs="*", help="passed on to trope prepare")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory(dir=arguments.work) as folder:
         out = Path(folder) / "out"
         command = ["prepare", arguments.source, "--out", str(out), *arguments.options]
@@ -48,7 +49,7 @@ def main() -> None:
         "machine": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("ibis-framework", "duckdb", "pyarrow", "numpy")},
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        "commit": commit,
         "checksum": meta["checksum"],
     }
     arguments.result.write_text(json.dumps(result, indent=2) + "\n")

@@ -173,6 +173,7 @@ def test_baskets_are_numbered_and_named(tmp_path: Path) -> None:
     data = prepared(log, tmp_path / "out", loose(protocol=Protocol("next-basket")), basket_col="order")
     assert data.baskets is not None
     assert data.baskets.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert data.meta["counts"]["baskets"] == 6
     baskets = data.ids("basket_ids")
     assert baskets is not None
     assert baskets.to_list() == ["o10", "o11", "o12", "o20", "o21", "o22"]

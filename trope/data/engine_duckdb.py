@@ -14,8 +14,8 @@ import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trope.data.engines import ROW_BITS, BadRow, Read
-from trope.data.sources import Source
+from trope.data.engines import ROW_BITS, UNREADABLE, BadRow, Read
+from trope.data.sources import Lookup, Source
 
 # Most of a laptop's 8 GB; the process needs some beside DuckDB's own limit.
 _MEMORY = "5GB"
@@ -60,13 +60,10 @@ class DuckDB:
         return self._connection.create_table(f"kept_{next(self._numbers)}", table)
 
     def read(self, source: Source) -> Read:
-        read = self._read_parquet(source) if source.kind == "parquet" else self._read_text(source)
-        if source.lookup is None:
-            return read
-        groups = self._connection.read_parquet(source.lookup.path)
-        groups = groups.select(item=groups[source.lookup.key], group=groups[source.lookup.value])
-        table = read.table.inner_join(groups, "item").filter(lambda joined: joined.group.notnull())
-        return Read(table.drop("item").rename(item="group"), read.time_unit)
+        return self._read_parquet(source) if source.kind == "parquet" else self._read_text(source)
+
+    def read_lookup(self, lookup: Lookup) -> ir.Table:
+        return self._connection.read_parquet(lookup.path)
 
     def _read_parquet(self, source: Source) -> Read:
         time = _identifier(source.columns.time)
@@ -90,7 +87,7 @@ class DuckDB:
         scan = self._csv_scan(source) if source.kind == "csv" else self._json_scan(source)
         columns = ", ".join(f"{_identifier(c)} AS {role}" for role, c in source.columns.used().items())
         self._run(f"CREATE TABLE {name} AS SELECT {columns}, file_index AS file FROM {scan}")
-        rejected = self._rejected(source) if source.kind == "csv" else []
+        rejected = self._rejected() if source.kind == "csv" else []
         iso = source.time_unit == "iso"
         time = "epoch_us(TRY_CAST(time AS TIMESTAMPTZ))" if iso else "time"
         first = f"(SELECT file, min(rowid) AS first FROM {name} GROUP BY file)"
@@ -115,12 +112,12 @@ class DuckDB:
             f"read_json({_listed(source)}, format = 'newline_delimited', columns = {{{fields}}}, ignore_errors = true)"
         )
 
-    def _rejected(self, source: Source) -> list[BadRow]:
+    def _rejected(self) -> list[BadRow]:
         rows = self._run(
-            "SELECT file_path, line, any_value(error_type) FROM reject_errors JOIN reject_scans "
-            "USING (scan_id, file_id) GROUP BY file_path, line ORDER BY file_path, line"
+            "SELECT DISTINCT file_path, line FROM reject_errors JOIN reject_scans USING (scan_id, file_id) "
+            "ORDER BY file_path, line"
         ).fetchall()
-        return [BadRow(Path(path).name, line, kind.lower().replace("_", " ")) for path, line, kind in rows]
+        return [BadRow(Path(path).name, line, UNREADABLE) for path, line in rows]
 
     def _run(self, sql: str) -> duckdb.DuckDBPyConnection:
         return self._connection.raw_sql(sql)

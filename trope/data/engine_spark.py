@@ -16,8 +16,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from trope.data.engines import ROW_BITS, BadRow, Read
-from trope.data.sources import Source
+from trope.data.engines import ROW_BITS, UNREADABLE, BadRow, Read
+from trope.data.sources import Lookup, Source
 
 _BROKEN = "_broken"
 
@@ -25,20 +25,20 @@ _BROKEN = "_broken"
 class Spark:
     """A Spark session, the running one if there is one.
 
-    master: a master URL; None leaves it to Spark's own configuration, or this machine's cores.
+    master: a master URL; None leaves it to Spark's own configuration, which is this machine's cores by default.
     work: a folder for what a session of our own spills.
     """
 
     def __init__(self, master: str | None, work: Path) -> None:
         builder = SparkSession.builder.appName("trope prepare")
-        if SparkSession.getActiveSession() is None:
-            builder = builder.master(master or "local[*]").config("spark.local.dir", str(work / "spill"))
+        self._own = SparkSession.getActiveSession() is None
+        if self._own:
+            builder = builder.config("spark.local.dir", str(work / "spill"))
             # The warehouse folder is never used, but Spark makes it where it is told.
             builder = builder.config("spark.sql.warehouse.dir", str(work / "warehouse"))
             builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")
-            if (master or "local").startswith("local"):
-                # 200 tasks a shuffle, Spark's default, is made for a cluster.
-                builder = builder.config("spark.sql.shuffle.partitions", "8")
+        if master is not None:
+            builder = builder.master(master)
         self._session = (
             builder.config("spark.sql.session.timeZone", "UTC")
             # Times of day without a zone are UTC on every engine; nanoseconds are otherwise unreadable.
@@ -47,8 +47,15 @@ class Spark:
             .config("spark.sql.execution.arrow.pyspark.enabled", "true")
             .getOrCreate()
         )
+        if self._own and str(self._session.sparkContext.master).startswith("local"):
+            # 200 tasks a shuffle, Spark's default, is made for a cluster.
+            self._session.conf.set("spark.sql.shuffle.partitions", "8")
         self._connection = ibis.pyspark.connect(self._session)
         self.label = f"spark {pyspark.__version__}"
+
+    def close(self) -> None:
+        if self._own:
+            self._session.stop()
 
     def errors(self) -> tuple[type[Exception], ...]:
         return (PySparkException, Py4JError)
@@ -62,13 +69,10 @@ class Spark:
         return kept
 
     def read(self, source: Source) -> Read:
-        read = self._read_parquet(source) if source.kind == "parquet" else self._read_text(source)
-        if source.lookup is None:
-            return read
-        groups = self._session.read.parquet(str(source.lookup.path))
-        groups = groups.select(F.col(source.lookup.key).alias("item"), F.col(source.lookup.value).alias("group"))
-        table = read.table.inner_join(self._table(groups), "item").filter(lambda joined: joined.group.notnull())
-        return Read(table.drop("item").rename(item="group"), read.time_unit)
+        return self._read_parquet(source) if source.kind == "parquet" else self._read_text(source)
+
+    def read_lookup(self, lookup: Lookup) -> ir.Table:
+        return self._table(self._session.read.parquet(str(lookup.path)))
 
     def _read_parquet(self, source: Source) -> Read:
         frame = self._session.read.parquet(*map(str, source.files))
@@ -147,9 +151,7 @@ class Spark:
     def _rejected(self, frame: DataFrame, source: Source) -> list[BadRow]:
         rows = frame.filter(F.col(_BROKEN).isNotNull()).select("file", (F.col("id") - F.col("first")).alias("row"))
         return [
-            BadRow(
-                source.files[row.file].name, row.row + 1 + source.header_lines, "wrong number of fields or open quote"
-            )
+            BadRow(source.files[row.file].name, row.row + 1 + source.header_lines, UNREADABLE)
             for row in rows.orderBy("file", "row").collect()
         ]
 

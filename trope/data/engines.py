@@ -16,11 +16,13 @@ from typing import Protocol
 import ibis
 import ibis.expr.types as ir
 
-from trope.data.sources import Source
+from trope.data.sources import Lookup, Source
 
 # place = file number << ROW_BITS | row number
 ROW_BITS = 40
 ENGINES = ("duckdb", "spark")
+# Why a line of text is rejected: too few or too many fields, an open quote, foreign characters.
+UNREADABLE = "line cannot be split into its fields"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class Engine(Protocol):
 
     def read(self, source: Source) -> Read:
         """The source's events as a table (lazily where the engine can)."""
+
+    def read_lookup(self, lookup: Lookup) -> ir.Table:
+        """A lookup's file as a table."""
 
     def keep(self, table: ir.Table) -> ir.Table:
         """Compute a table now and keep the result, so that later expressions do not compute it again."""
@@ -96,7 +101,11 @@ def open_engine(
             from trope.data.engine_spark import Spark
         except ImportError:
             raise ValueError("--engine spark needs pyspark and Java 17; install trope[spark]") from None
-        yield Spark(master, work)
+        spark = Spark(master, work)
+        try:
+            yield spark
+        finally:
+            spark.close()
 
 
 class Warehouse:
@@ -131,6 +140,9 @@ class Warehouse:
             chosen["time"] = time.cast("timestamp").epoch_seconds().cast("int64")
         # Every place is 0: the order among equal times then falls to the item.
         return Read(table.select(**chosen, place=ibis.literal(0, "int64")), "s" if temporal else source.time_unit)
+
+    def read_lookup(self, lookup: Lookup) -> ir.Table:
+        raise ValueError(f"items of a table cannot be looked up in {lookup.path}; join them there")
 
     def keep(self, table: ir.Table) -> ir.Table:
         return table.cache()

@@ -9,7 +9,7 @@ Events leave the engine a range of users at a time, so neither Python nor the en
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from trope.data.events import Events, clean
 from trope.data.folder import FORMAT
 from trope.data.progress import Progress, Stages
 from trope.data.protocols import Protocol
-from trope.data.sources import Source
+from trope.data.sources import Lookup, Source
 from trope.data.writer import staging, write_array, write_meta
 
 ON_BAD = ("fail", "skip")
@@ -93,19 +93,27 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     min_user = source.min_user if options.min_user is None else options.min_user
     min_item = source.min_item if options.min_item is None else options.min_item
     stages.begin("read and check")
-    events = clean(engine.read(source), source, options.on_bad == "skip")
+    read = engine.read(source)
+    if source.lookup is not None:
+        read = replace(read, table=_regrouped(read.table, engine.read_lookup(source.lookup), source.lookup))
+    events = clean(read, source, options.on_bad == "skip")
     table = _chosen(events, source, options)
     if source.is_text:  # parse the text once, not at every pass
         table = engine.keep(table)
     core = k_core(table, min_user, min_item, options.once, engine, stages)
     stages.begin("number")
     numbered = number(core, engine)
+    filters = {
+        "min_user": min_user,
+        "min_item": min_item,
+        "core": "once" if options.once else "fixed point",
+        "event_types": list(options.event_types),
+        "since": options.since,
+        "until": options.until,
+    }
     if numbered.num_events == 0:
-        raise ValueError(
-            f"no events of {source.name} are left after filtering with min_user {min_user}, min_item {min_item}"
-            f"{', the time range' if (options.since, options.until) != (None, None) else ''}"
-            f"{', event types ' + ', '.join(options.event_types) if options.event_types else ''}; loosen a filter"
-        )
+        used = ", ".join(f"{name} {value}" for name, value in filters.items() if value)
+        raise ValueError(f"no events of {source.name} are left after filtering with {used}; loosen one of them")
     entries = write_events(numbered, folder, events.ticks, source.names, stages)
     stages.begin("split")
     split = _split(folder, options.protocol, source.name)
@@ -114,20 +122,15 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
         "users": numbered.num_users,
         "items": numbered.num_items,
         "events": numbered.num_events,
-        **({"baskets": entries["basket_ids"]["shape"][0]} if "basket_ids" in entries else {}),
         **split.pop("counts"),
     }
+    if "baskets" in entries:
+        ids = "basket_ids" if "basket_ids" in entries else "basket_ids.ends"
+        counts["baskets"] = entries[ids]["shape"][0]
     return {
         "format": FORMAT,
         "source": _described(source, events.rows),
-        "filters": {
-            "min_user": min_user,
-            "min_item": min_item,
-            "core": "once" if options.once else "fixed point",
-            "event_types": list(options.event_types),
-            "since": options.since,
-            "until": options.until,
-        },
+        "filters": filters,
         "counts": counts,
         **split,
         "bad_rows": asdict(events.bad),
@@ -135,6 +138,13 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
         "arrays": entries,
         "made_by": {"trope": __version__, "engine": engine.label},
     }
+
+
+def _regrouped(table: ir.Table, groups: ir.Table, lookup: Lookup) -> ir.Table:
+    """The events by coarser items; those whose item has no value are left out."""
+    groups = groups.select(item=groups[lookup.key], group=groups[lookup.value])
+    joined = table.inner_join(groups.filter(groups.group.notnull()), "item")
+    return joined.drop("item").rename(item="group")
 
 
 def _chosen(events: Events, source: Source, options: Options) -> ir.Table:

@@ -19,14 +19,15 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     grid.add_column()
     numbers = [f"{counts[name]:,} {name}" for name in ("users", "items", "events", "baskets") if name in counts]
     grid.add_row("dataset", str(out))
-    grid.add_row("counts", ", ".join(numbers) + f" (of {meta['source']['rows']:,} rows)")
+    grid.add_row("read", f"{meta['source']['rows']:,} rows of {meta['source']['name']}")
+    grid.add_row("kept", ", ".join(numbers))
     grid.add_row("time", " to ".join(_date(moment) for moment in meta["time_span"]["all"]))
     grid.add_row("protocol", protocol["name"] + _holdout(protocol))
     grid.add_row("training", f"{counts['train_events']:,} events, until {_date(meta['time_span']['train'][1])}")
     grid.add_row("evaluation", f"{counts['valid_users']:,} users validate, {counts['test_users']:,} test")
     grid.add_row("size", f"{sum(entry['bytes'] for entry in meta['arrays'].values()) / 2**20:,.1f} MiB")
     grid.add_row("checksum", meta["checksum"])
-    console.print(grid, soft_wrap=True)
+    console.print(grid)
     if meta["bad_rows"]["count"]:
         _print_bad(meta, console)
     if meta["paper"] is not None:
