@@ -159,7 +159,7 @@ def test_what_exists_is_not_replaced_unasked(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"users": 0}, "users must be at least 1"),
-        ({"items": 50}, "items must be at least 104"),
+        ({"items": 50}, "items must be at least 91"),
         ({"mean_events": 3.0}, "mean_events"),
         ({"years": 1.0}, "years"),
         ({"start": 1_420_416_001}, "Monday"),
@@ -179,7 +179,7 @@ def test_bad_settings(settings: dict[str, float], message: str) -> None:
         {"users": 7, "mean_events": 5.0},
         {"users": 50, "staple_share": 0.0, "season_share": 0.0, "weekday_share": 0.0, "hour_share": 0.0},
         {"users": 50, "staple_share": 0.1, "season_share": 0.2, "weekday_share": 0.3, "hour_share": 0.4},
-        {"users": 50, "items": 104, "years": 2.0, "staple_share": 0.6, "season_share": 0.1},
+        {"users": 50, "items": 91, "years": 2.0, "staple_share": 0.6, "season_share": 0.1},
     ],
 )
 def test_extreme_settings(settings: dict[str, float]) -> None:

@@ -22,7 +22,7 @@ class Motive(IntEnum):
     HOUR = 4
 
 
-CATEGORIES = {Motive.TASTE: 40, Motive.STAPLE: 12, Motive.SEASON: 26, Motive.WEEKDAY: 14, Motive.HOUR: 12}
+CATEGORIES = {Motive.TASTE: 40, Motive.STAPLE: 12, Motive.SEASON: 13, Motive.WEEKDAY: 14, Motive.HOUR: 12}
 """Number of categories by reason to buy."""
 BREADTH = {Motive.TASTE: 4, Motive.STAPLE: 1, Motive.SEASON: 1, Motive.WEEKDAY: 1, Motive.HOUR: 1}
 """Relative number of items in a category: calendar goods are few and sell well in their days."""
@@ -60,6 +60,6 @@ class Rhythm:
         return np.diff(cdf, axis=1).sum(axis=-1)
 
 
-SEASONS = Rhythm(Motive.SEASON, YEAR, 5 * DAY)
+SEASONS = Rhythm(Motive.SEASON, YEAR, 8 * DAY)
 WEEKDAYS = Rhythm(Motive.WEEKDAY, WEEK, 0.25 * DAY, MONDAY)
 HOURS = Rhythm(Motive.HOUR, DAY, DAY / 24)
