@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The kernels run on a CPU in Triton's interpreter; the variable must be set before they are imported.
 export TRITON_INTERPRET ?= 1
 
-.PHONY: setup test lint unit clean
+.PHONY: setup test lint unit test-spark clean
 .DEFAULT_GOAL := test
 
 setup: $(VENV)/.installed
@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trope needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,demo,spark]'
 	touch $@
 
 test: lint unit
@@ -28,6 +28,10 @@ lint: setup
 
 unit: setup
 	$(BIN)/python -m pytest
+
+# The same preparation on Spark in local mode; needs Java 17.
+test-spark: setup
+	$(BIN)/python -m pytest -m spark
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist

@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from trope import __version__
+from trope.data import commands as data_commands
+from trope.data import prepare_command
 
 app = typer.Typer(
     name="trope",
@@ -21,6 +23,9 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.command()(prepare_command.prepare)
+app.command()(data_commands.generate)
+app.command()(data_commands.inspect)
 
 
 def _print_version(value: bool) -> None:

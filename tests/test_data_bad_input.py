@@ -1,0 +1,182 @@
+"""Bad input: an error that says what, got what, do what, and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_logs import START, loose, prepared, random_log, unnumbered, write_csv, write_parquet
+
+from trope.data import arrays
+from trope.data.prepare import Options
+
+ROWS = [(1, n, START + n) for n in range(8)]
+
+
+def refused(source: Path | str, out: Path, message: str, options: Options | None = None, **settings: object) -> None:
+    """Preparing raises `message` and leaves nothing behind in the output's folder."""
+    before = set(out.parent.iterdir())
+    with pytest.raises((ValueError, FileNotFoundError, FileExistsError), match=message):
+        prepared(source, out, options, **settings)
+    assert set(out.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize(("unit", "ticks"), [("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
+def test_times_in_another_unit(tmp_path: Path, unit: str, ticks: int) -> None:
+    log = write_parquet(tmp_path / "log.parquet", [(u, i, t * ticks) for u, i, t in ROWS])
+    refused(log, tmp_path / "out", f"pass --time-unit {unit}")
+    refused(write_parquet(log, ROWS), tmp_path / "out", "look like seconds: pass --time-unit s", time_unit=unit)
+
+
+@pytest.mark.parametrize(
+    ("time", "reason"),
+    [
+        (0, "time is zero or negative"),
+        (-5, "time is zero or negative"),
+        (None, "time is missing"),
+        (5_000_000_000, "time is after the year 2099"),
+        (float("nan"), "time is missing or not a number"),
+        (float("inf"), "time is missing or not a number"),
+    ],
+)
+def test_a_bad_time_is_named_with_its_row(tmp_path: Path, time: float | None, reason: str) -> None:
+    kind = pa.float64() if isinstance(time, float) else pa.int64()
+    times = pa.array([START, START + 1, time, START + 3, START + 4], kind, from_pandas=False)
+    pq.write_table(pa.table({"user": [1] * 5, "item": range(5), "timestamp": times}), tmp_path / "log.parquet")
+    refused(tmp_path / "log.parquet", tmp_path / "out", f"log.parquet row 3: {reason}")
+    data = prepared(tmp_path / "log.parquet", tmp_path / "out", loose(on_bad="skip"))
+    assert [item for item, _ in unnumbered(data)[1]] == [0, 1, 3, 4]
+    assert data.meta["bad_rows"]["count"] == 1
+
+
+@pytest.mark.parametrize("column", ["user", "item"])
+def test_a_missing_id(tmp_path: Path, column: str) -> None:
+    table = {"user": [1] * 4, "item": [1, 2, 3, 4], "timestamp": [START] * 4}
+    table[column] = [1, None, 2, 3]
+    pq.write_table(pa.table(table), tmp_path / "log.parquet")
+    refused(tmp_path / "log.parquet", tmp_path / "out", f"row 2: {column} is missing")
+
+
+def test_ids_that_are_floats(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"user": [1.0], "item": [2], "timestamp": [START]}), tmp_path / "log.parquet")
+    refused(tmp_path / "log.parquet", tmp_path / "out", "ids must be integers or text")
+
+
+def test_bad_rows_in_the_middle_of_a_csv(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", ROWS)
+    lines = log.read_text().splitlines()
+    lines[3:3] = ["1,2", "1,2,3,4"]  # lines 4 and 5: too few and too many fields
+    lines[7] = "1,99,soon"  # line 8: no number
+    log.write_text("\n".join(lines) + "\n")
+    refused(log, tmp_path / "out", r"3 bad rows: log\.csv line 4: .*; log\.csv line 5: .*; log\.csv line 8: time")
+    bad = prepared(log, tmp_path / "out", loose(on_bad="skip")).meta["bad_rows"]
+    assert bad["count"] == 3
+    assert [row["row"] for row in bad["first"]] == [4, 5, 8]
+    assert sum(bad["reasons"].values()) == 3
+
+
+def test_many_bad_rows_are_counted_but_not_all_listed(tmp_path: Path) -> None:
+    rows = [*ROWS, *[(1, n, 0) for n in range(500)]]
+    bad = prepared(write_parquet(tmp_path / "log.parquet", rows), tmp_path / "out", loose(on_bad="skip")).meta[
+        "bad_rows"
+    ]
+    assert (bad["count"], len(bad["first"])) == (500, 20)
+
+
+def test_a_truncated_parquet_file(tmp_path: Path) -> None:
+    log = write_parquet(tmp_path / "log.parquet", random_log())
+    log.write_bytes(log.read_bytes()[:-50])
+    refused(log, tmp_path / "out", "is it truncated or not Parquet")
+
+
+def test_a_parquet_file_damaged_in_the_middle(tmp_path: Path) -> None:
+    log = write_parquet(tmp_path / "log.parquet", random_log(5_000))
+    content = bytearray(log.read_bytes())
+    content[200:2_000] = os.urandom(1_800)
+    log.write_bytes(content)
+    refused(log, tmp_path / "out", "truncated or damaged")
+
+
+def test_duplicate_columns(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("user,item,timestamp,item\n1,2,1600000000,3\n")
+    refused(tmp_path / "log.csv", tmp_path / "out", "duplicate columns item")
+
+
+def test_unknown_columns(tmp_path: Path) -> None:
+    refused(write_csv(tmp_path / "log.csv", ROWS), tmp_path / "out", "no column 'who'.*--user-col", user_col="who")
+    refused(
+        write_parquet(tmp_path / "log.parquet", ROWS), tmp_path / "out", "no column 'b' for the basket", basket_col="b"
+    )
+
+
+def test_files_that_disagree(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    write_csv(folder / "a.csv", ROWS)
+    (folder / "b.csv").write_text("item,user,timestamp\n1,2,1600000000\n")
+    refused(folder, tmp_path / "out", "must agree")
+    write_parquet(folder / "c.parquet", ROWS)
+    refused(folder, tmp_path / "out", "files of one kind")
+
+
+def test_no_files_and_foreign_files(tmp_path: Path) -> None:
+    refused(tmp_path / "none.csv", tmp_path / "out", "no file at")
+    (tmp_path / "log.xlsx").write_text("x")
+    refused(tmp_path / "log.xlsx", tmp_path / "out", "cannot tell what")
+    (tmp_path / "log.parquet").write_text("this is no Parquet")
+    refused(tmp_path / "log.parquet", tmp_path / "out", "not Parquet")
+
+
+def test_nothing_left_after_filtering(tmp_path: Path) -> None:
+    log = write_parquet(tmp_path / "log.parquet", ROWS)
+    refused(log, tmp_path / "out", "left after filtering with min_user 5, min_item 5", Options())
+    refused(log, tmp_path / "out", r"left after filtering .* since 1601000000", loose(since=START + 10**6))
+    (tmp_path / "empty.csv").write_text("user,item,timestamp\n")
+    refused(tmp_path / "empty.csv", tmp_path / "out", "has no events")
+
+
+def test_an_existing_folder_is_refused_or_replaced_at_the_end(tmp_path: Path) -> None:
+    log = write_parquet(tmp_path / "log.parquet", ROWS)
+    first = prepared(log, tmp_path / "out")
+    refused(log, tmp_path / "out", "exists already")
+    refused(log, tmp_path / "out", "left after filtering", Options(), overwrite=True)
+    assert unnumbered(first) == unnumbered(prepared(log, tmp_path / "out", overwrite=True))
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "dear.txt").write_text("keep me")
+    refused(log, tmp_path / "letters", "not a prepared dataset", overwrite=True)
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(arrays.ArrayWriter, "append", full)
+    refused(write_parquet(tmp_path / "log.parquet", ROWS), tmp_path / "out", "no space left")
+
+
+def test_a_kill_in_the_middle_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
+    log = write_parquet(tmp_path / "log.parquet", random_log(300_000, users=30_000, items=5_000))
+    out = tmp_path / "out"
+    process = subprocess.Popen([sys.executable, "-m", "trope", "prepare", str(log), "--out", str(out)])
+    while process.poll() is None and not list(tmp_path.glob(".out.partial-*/work/*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not out.exists()
+    assert prepared(log, out, Options()).num_users  # what the killed run left does not stand in the way
+
+
+def test_arrays_are_whole_or_an_assertion(tmp_path: Path) -> None:
+    with arrays.ArrayWriter(tmp_path, "items", (3,)) as writer:
+        writer.append(np.arange(2))
+        with pytest.raises(AssertionError, match="1 values short"):
+            writer.close()

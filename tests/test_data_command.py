@@ -1,0 +1,89 @@
+"""`trope prepare` as a user meets it: what it prints, its exit codes, and its lengths and moments."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from data_logs import START, random_log, write_csv, write_parquet
+from rich.console import Console
+from test_data_sources import pixel
+from typer.testing import CliRunner
+
+from trope.cli import app
+from trope.data.folder import read_meta
+from trope.data.prepare_command import _duration, _moment
+from trope.data.summary import summarise
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["prepare", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_csv_by_flags_and_what_is_said_at_the_end(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", random_log())
+    log.write_text(log.read_text().replace("user,item,timestamp", "who,what,when", 1))
+    flags = ("--user-col", "who", "--item-col", "what", "--time-col", "when")
+    said = run(log, "--out", tmp_path / "out", *flags, "--protocol", "holdout", "--window", "1d")
+    meta = read_meta(tmp_path / "out")
+    for expected in ("20 users, 15 items, 400 events", "holdout, 1 days from", meta["checksum"]):
+        assert expected in said
+    assert meta["protocol"]["window"] == 86_400
+
+
+def test_bad_rows_and_the_paper_are_reported(tmp_path: Path) -> None:
+    pixel(tmp_path)
+    with (tmp_path / "Pixel200K.csv").open("a") as file:
+        file.write("i1,u1,never\n")
+    flags = ("--raw", tmp_path, "--on-bad", "skip", "--protocol", "loo-paper")
+    said = run("pixel200k", "--out", tmp_path / "out", *flags)
+    for expected in ("1 bad rows left out", "Pixel200K.csv line 6: time is missing", "3,965,656", "NOT equal"):
+        assert expected in said
+
+
+def test_equal_counts_are_called_equal(tmp_path: Path) -> None:
+    pixel(tmp_path)
+    run("pixel200k", "--raw", tmp_path, "--out", tmp_path / "out", "--protocol", "loo-paper")
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    for row in meta["paper"].values():
+        row |= {"paper": row["ours"], "equal": True}
+    console = Console(record=True, width=100, file=sys.stderr)
+    summarise(meta, tmp_path / "out", console)
+    text = console.export_text()
+    assert text.count(" equal") == 3
+    assert "NOT" not in text
+
+
+def test_the_calendar_shop_needs_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trope.data import synthetic
+
+    small = synthetic.CalendarShop(users=150, items=120)
+    monkeypatch.setattr(synthetic, "CalendarShop", lambda: small)
+    assert "150 users" in run(
+        "calendar-shop", "--out", tmp_path / "out", "--min-item", "1", "--protocol", "next-basket"
+    )
+
+
+def test_errors_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    log = write_parquet(tmp_path / "log.parquet", [(u, i, t * 1_000) for u, i, t in random_log()])
+    command = [sys.executable, "-m", "trope", "prepare", str(log), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "trope: " in done.stderr
+    assert "pass --time-unit ms" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_moments_and_lengths() -> None:
+    assert _moment("2020-09-13T12:26:40Z", "--since") == _moment("2020-09-13T12:26:40", "--since") == START
+    assert _moment(str(START), "--since") == START
+    assert (_duration("90"), _duration("12h"), _duration("2w"), _duration(None)) == (90, 43_200, 1_209_600, None)
+    for call in (lambda: _moment("soon", "--since"), lambda: _duration("long")):
+        with pytest.raises(ValueError, match=r"got '(soon|long)'"):
+            call()

@@ -1,0 +1,178 @@
+"""`trope inspect`: numbers against hand counts and plain Python, calendar verdicts against the calendar shop."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_logs import Event, prepared, random_log, write_parquet
+from rich.console import Console
+from typer.testing import CliRunner
+
+from trope.cli import app
+from trope.data.inspect import Report, durations, inspect, measure
+from trope.data.inspect.calendar import calendar_signals, mutual_information
+from trope.data.inspect.html import write_html
+from trope.data.inspect.summary import length_bins
+from trope.data.inspect.terminal import show
+from trope.data.synthetic import CalendarShop, write_events
+from trope.data.units import DAY, YEAR
+
+MOMENT = int(datetime(2024, 2, 29, 13, 30, tzinfo=UTC).timestamp())  # a Thursday
+
+
+def report_of(rows: list[Event], tmp_path: Path) -> Report:
+    prepared(write_parquet(tmp_path / "log.parquet", rows), tmp_path / "data")
+    return inspect(tmp_path / "data", progress=False)
+
+
+def test_counts_by_hand(tmp_path: Path) -> None:
+    after = [0, 0, 5, 90, 90 + 2 * DAY]
+    rows = [("ann", item, MOMENT + later) for item, later in zip("xyxzx", after, strict=True)]
+    rows += [("bob", "y", MOMENT), ("bob", "z", MOMENT + YEAR), ("bob", "z", MOMENT + YEAR)]
+    report = report_of(rows, tmp_path)
+    assert (report.users, report.items, report.events) == (2, 3, 8)
+    assert (report.first, report.last) == (MOMENT, MOMENT + YEAR)
+    gaps = {"same second": 2, "seconds": 1, "minutes": 1, "days": 1, "years": 1}
+    assert durations.by_unit(report.gaps) == dict.fromkeys(durations.UNITS, 0) | gaps
+    returns = {"same second": 1, "seconds": 1, "days": 1}
+    assert durations.by_unit(report.returns) == dict.fromkeys(durations.UNITS, 0) | returns
+    assert report.repeats == 3 / 8
+    assert report.ties == 4 / 8
+    assert length_bins(report) == {"2-3": 1, "4-7": 1}
+    assert report.popularity.tolist() == [3, 3, 2]
+    # x lives two days, y not at all, z from ann's purchase to bob's, 90 seconds short of a year.
+    assert report.lifetimes.tolist() == [0, 90 + 2 * DAY, YEAR - 90]
+    week = report.week()
+    assert week.sum() == 8
+    assert week[3, 13] == 5  # Thursday
+    assert week[5, 13] == 1  # Saturday
+    months = report.months()
+    assert (months[1], months[2]) == (7, 1)
+    days, counts = report.timeline()
+    assert str(days[0]) == "2024-02-29"
+    assert counts.sum() == 8
+
+
+def test_random_log_against_plain_python(tmp_path: Path) -> None:
+    rows = random_log(rows=500, spread=400)
+    report = report_of(rows, tmp_path)
+    by_user: dict[int | str, list[tuple[int, int | str]]] = {}
+    for user, item, time in rows:
+        by_user.setdefault(user, []).append((time, item))
+    gaps: list[int] = []
+    repeats = ties = 0
+    for events in by_user.values():
+        times = sorted(time for time, _ in events)
+        gaps += [later - sooner for sooner, later in pairwise(times)]
+        repeats += len(events) - len({item for _, item in events})
+        ties += sum(count for count in Counter(times).values() if count > 1)
+    np.testing.assert_array_equal(report.gaps, durations.count_durations(np.array(gaps)))
+    assert report.repeats == repeats / len(rows)
+    assert report.ties == ties / len(rows)
+    hours = Counter(datetime.fromtimestamp(time, UTC).hour for _, _, time in rows)
+    assert report.week().sum(axis=0).tolist() == [hours[hour] for hour in range(24)]
+
+
+def test_pieces_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = report_of(random_log(rows=600), tmp_path)
+    monkeypatch.setattr(measure, "PIECE", 37)
+    parts = inspect(tmp_path / "data", progress=False)
+    for name, value in vars(whole).items():
+        np.testing.assert_array_equal(value, getattr(parts, name), err_msg=name)
+
+
+def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "PIECE", 1 << 14)
+    monkeypatch.setattr(measure, "SAMPLE", 1 << 14)
+    shop = CalendarShop(users=1_000, mean_events=2_000, items=200)
+    prepared(write_events(tmp_path / "shop.parquet", shop, progress=False), tmp_path / "data")
+    tracemalloc.start()
+    report = inspect(tmp_path / "data", progress=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # The times alone would take 8 bytes an event.
+    assert peak < 6 * report.events
+
+
+def test_durations() -> None:
+    seconds = np.array([0, 1, 59, 60, 3_599, 86_400, 604_800, 31_556_952])
+    units = durations.by_unit(durations.count_durations(seconds))
+    assert list(units.values()) == [1, 2, 2, 0, 1, 1, 0, 1]
+    assert durations.median(durations.count_durations(np.full(9, 1_000))) == pytest.approx(1_000, rel=0.5)
+    assert durations.median(durations.count_durations(np.zeros(3, np.int64))) == 0
+    assert [durations.say(n) for n in (0, 1, 90, 7_200, 172_800, float("nan"))] == [
+        "0 seconds",
+        "1.0 seconds",
+        "1.5 minutes",
+        "2.0 hours",
+        "2.0 days",
+        "none",
+    ]
+
+
+def test_mutual_information() -> None:
+    assert mutual_information(np.diag([5.0, 5.0, 5.0, 5.0])) == pytest.approx(np.log(4))
+    assert mutual_information(np.outer([1.0, 2.0, 3.0], [4.0, 5.0])) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    ("shop", "verdicts"),
+    [
+        (CalendarShop(), ["clear", "strong", "strong"]),
+        (CalendarShop.only("yearly"), ["none seen", "none seen", "strong"]),
+        (CalendarShop.only("weekly"), ["none seen", "strong", "none seen"]),
+        (CalendarShop.only("daily"), ["clear", "none seen", "none seen"]),
+        (CalendarShop.only("lifetimes", "sessions", "replenishment"), ["none seen"] * 3),
+        (CalendarShop.only(), ["none seen"] * 3),
+    ],
+    ids=["all", "yearly", "weekly", "daily", "drift", "off"],
+)
+def test_calendar_verdicts(shop: CalendarShop, verdicts: list[str], tmp_path: Path) -> None:
+    prepared(write_events(tmp_path / "shop.parquet", shop, progress=False), tmp_path / "data")
+    assert [signal.verdict for signal in inspect(tmp_path / "data", progress=False).signals] == verdicts
+
+
+def test_a_short_log_has_no_seasons() -> None:
+    times = MOMENT + np.arange(5_000) * 600
+    signals = calendar_signals(np.arange(5_000) % 7, times)
+    assert [signal.verdict for signal in signals][2] == "cannot tell"
+
+
+def test_terminal_view_fits_80_columns(tmp_path: Path) -> None:
+    report = report_of(random_log(rows=600), tmp_path)
+    console = Console(width=80, record=True, file=open(tmp_path / "out", "w"))  # noqa: SIM115
+    show(report, console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    for word in ("events per user", "gap to the next event", "weekday", "month", "time of year", "UTC"):
+        assert word in text
+
+
+def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
+    prepared(write_parquet(tmp_path / "log.parquet", random_log(rows=600)), tmp_path / "<img src=x onerror=alert(1)>")
+    report = inspect(tmp_path / "<img src=x onerror=alert(1)>", progress=False)
+    first, second = (write_html(report, tmp_path / name).read_text() for name in ("a.html", "b.html"))
+    assert first == second
+    assert first.count("<svg") == 8
+    assert "<img" not in first
+    assert "<script" not in first
+    assert 'src="' not in first
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_command(tmp_path: Path) -> None:
+    report_of(random_log(rows=600), tmp_path)
+    page = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "data"), "--html", str(page)])
+    assert result.exit_code == 0, result.output
+    assert page.read_text().startswith("<!doctype html>")
+    missing = CliRunner().invoke(app, ["inspect", str(tmp_path / "nothing")])
+    assert isinstance(missing.exception, FileNotFoundError)
+    assert "not a prepared dataset" in str(missing.exception)

@@ -1,0 +1,145 @@
+"""From filtered events to arrays: dense ids, the stable order, and streaming both into `.npy` files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ibis
+import ibis.expr.types as ir
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trope.data.engines import Engine
+from trope.data.progress import Stages
+from trope.data.protocols import pieces
+from trope.data.writer import ArrayWriter, write_array, write_ids
+
+# Events sorted and fetched at a time: enough to keep the engine busy, little enough for a small machine.
+_PIECE = 1 << 23
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Events by dense ids (`user` from 0, `item` from 1), and the originals in that order.
+
+    offsets: int64 [users+1], where each user's events begin.
+    """
+
+    events: ir.Table
+    user_ids: pa.ChunkedArray
+    item_ids: pa.ChunkedArray
+    offsets: np.ndarray
+
+    @property
+    def num_users(self) -> int:
+        return len(self.user_ids)
+
+    @property
+    def num_items(self) -> int:
+        return len(self.item_ids)
+
+    @property
+    def num_events(self) -> int:
+        return int(self.offsets[-1])
+
+
+def number(events: ir.Table, engine: Engine) -> Numbered:
+    """Give users and items dense ids in the order of their originals."""
+    users = engine.keep(_ranked(events, "user", first=0))
+    items = engine.keep(_ranked(events, "item", first=1))
+    coded = events.inner_join(users, "user").inner_join(items, "item")
+    coded = engine.keep(coded.drop("user", "item", "user_events", "item_events").rename(user="user_id", item="item_id"))
+    by_user = users.order_by("user_id").select("user", "user_events").to_pyarrow()
+    by_item = items.order_by("item_id").select("item").to_pyarrow()
+    offsets = np.zeros(len(by_user) + 1, np.int64)
+    np.cumsum(by_user["user_events"].to_numpy(), out=offsets[1:])
+    return Numbered(coded, by_user["user"], by_item["item"], offsets)
+
+
+def write_events(
+    numbered: Numbered,
+    folder: Path,
+    ticks: int,
+    names: Callable[[], Mapping[str, str]] | None,
+    stages: Stages,
+) -> dict[str, dict[str, Any]]:
+    """Stream the events and write the ids; returns every array's entry for `meta.json`.
+
+    ticks: of the events' times, per second. names: item names by original id, as text. stages: told how far it is.
+    """
+    total = numbered.num_events
+    entries = {"offsets": write_array(folder, "offsets", numbered.offsets)}
+    entries |= write_ids(folder, "user_ids", numbered.user_ids) | write_ids(folder, "item_ids", numbered.item_ids)
+    if names is not None:
+        known = names()
+        labels = [known.get(str(original), "") for original in numbered.item_ids.to_pylist()]
+        entries |= write_ids(folder, "item_names", pa.chunked_array([pa.array(labels, pa.large_string())]))
+    baskets = Baskets(numbered.offsets) if "basket" in numbered.events.columns else None
+    with ExitStack() as stack:
+        wanted = ("items", "times", "baskets") if baskets else ("items", "times")
+        files = {name: stack.enter_context(ArrayWriter(folder, name, (total,))) for name in wanted}
+        done = 0
+        for batch in _sorted(numbered):
+            files["items"].append(batch["item"].to_numpy())
+            files["times"].append(batch["tick"].to_numpy() // ticks)
+            if baskets:
+                files["baskets"].append(baskets.number(batch["basket"]))
+            done += len(batch)
+            stages.done("write", done / total)
+        entries |= {name: file.close() for name, file in files.items()}
+    if baskets:
+        entries |= write_ids(folder, "basket_ids", baskets.originals())
+    return entries
+
+
+class Baskets:
+    """Numbers baskets as they stream past: a new one wherever the basket id or the user changes."""
+
+    def __init__(self, offsets: np.ndarray) -> None:
+        self._offsets = offsets
+        self._seen = 0  # events so far
+        self._count = 0  # baskets so far
+        self._last: pa.Array | None = None
+        self._originals: list[pa.Array] = []
+
+    def number(self, ids: pa.Array) -> np.ndarray:
+        """The basket numbers of the next events."""
+        before = pa.concat_arrays([self._last if self._last is not None else ids[:1], ids[:-1]])
+        begins = pc.not_equal(ids, before).to_numpy(zero_copy_only=False)
+        low, high = np.searchsorted(self._offsets, [self._seen, self._seen + len(ids)])
+        begins[self._offsets[low:high] - self._seen] = True
+        numbers = self._count - 1 + np.cumsum(begins)
+        if numbers[-1] > np.iinfo(np.int32).max:
+            raise ValueError("there are more than 2,147,483,647 baskets; prepare without --basket-col")
+        self._originals.append(ids.filter(pa.array(begins)))
+        self._seen += len(ids)
+        self._count = int(numbers[-1]) + 1
+        self._last = ids[-1:]
+        return numbers
+
+    def originals(self) -> pa.ChunkedArray:
+        """The original id of every basket, by number."""
+        return pa.chunked_array(self._originals)
+
+
+def _ranked(events: ir.Table, side: str, first: int) -> ir.Table:
+    """Every id of one side with its number of events and its dense id."""
+    counted = events.group_by(side).agg(**{f"{side}_events": events.count()})
+    rank = ibis.row_number().over(ibis.window(order_by=counted[side])) + first
+    return counted.mutate(**{f"{side}_id": rank.cast("int32")})
+
+
+def _sorted(numbered: Numbered) -> Iterator[pa.RecordBatch]:
+    """The events in their final order, a range of users at a time."""
+    events = numbered.events
+    wanted = [column for column in ("item", "tick", "basket") if column in events.columns]
+    for first, last in pieces(numbered.offsets, _PIECE):
+        piece = events.filter((events.user >= first) & (events.user < last))
+        # `place` is unique in files; where a table has none, the item decides.
+        ordered = piece.order_by("user", "tick", "place", "item").select(*wanted)
+        yield from (batch for batch in ordered.to_pyarrow_batches(chunk_size=1 << 20) if len(batch))

@@ -1,0 +1,46 @@
+"""The k-core filter: users with enough events on items with enough events.
+
+Only the sets of surviving users and items are recomputed, never the events: the core is exactly the events whose user
+and item both survive. A round counts one side among the survivors of the other, over two id columns.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import ibis.expr.types as ir
+
+from trope.data.engines import Engine
+from trope.data.progress import Stages
+
+_OTHER = {"user": "item", "item": "user"}
+
+
+def k_core(events: ir.Table, min_user: int, min_item: int, once: bool, engine: Engine, stages: Stages) -> ir.Table:
+    """The events that are left when no user has fewer than `min_user` and no item fewer than `min_item` of them.
+
+    once: count users and items once, in the whole log, and stop, as some papers do.
+    stages: told of each round.
+    """
+    if min_user <= 1 and min_item <= 1:
+        return events
+    least = {"user": min_user, "item": min_item}
+    alive: dict[str, ir.Table] = {}  # a side that has lost nothing yet is not in here, and needs no join
+    sizes: dict[str, int] = {}
+    for turn, side in enumerate(cycle(_OTHER), start=1):
+        stages.begin(f"filter, round {turn}")
+        other = _OTHER[side]
+        pool = events.semi_join(alive[other], other) if other in alive and not once else events
+        counted = engine.keep(pool.group_by(side).agg(events=pool.count()))
+        enough = counted.events >= least[side]
+        found = counted.aggregate(before=counted.count(), after=enough.sum()).to_pyarrow().to_pylist()[0]
+        before, after = sizes.get(side, found["before"]), found["after"] or 0
+        if after < before:
+            alive[side] = counted.filter(enough).select(side)
+        # A side that kept all it had leaves the other side's last count as it was: nothing more will change.
+        if turn >= 2 and (once or after == before):
+            break
+        sizes[side] = after
+    for side, survivors in alive.items():
+        events = events.semi_join(survivors, side)
+    return events

@@ -1,0 +1,180 @@
+"""From raw columns to events: times as whole ticks, integer ids where ids are integers, bad rows found and named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import ibis
+import ibis.expr.types as ir
+
+from trope.data.engines import ROW_BITS, BadRow, Read
+from trope.data.sources import Source
+
+TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+# The start of the year 2100, and of 1973: no log of people's clicks lies wholly before it.
+FAR_FUTURE = 4_102_444_800
+_LONG_AGO = 94_694_400
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """How many rows were bad and why, and where the first few are."""
+
+    count: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    first: list[BadRow] = field(default_factory=list)
+
+    def describe(self, word: str, most: int = 5) -> str:
+        """`file line 12: time is missing; ...` for the first few."""
+        listed = "; ".join(f"{bad.file} {word} {bad.row}: {bad.reason}" for bad in self.first[:most])
+        return listed + (f"; and {self.count - most:,} more" if self.count > most else "")
+
+
+@dataclass(frozen=True)
+class Events:
+    """Valid events: columns `user`, `item`, `tick`, `place`, and `basket` and `event` where the source has them.
+
+    ticks: of a second. rows: read in all, bad ones included.
+    """
+
+    table: ir.Table
+    ticks: int
+    bad: BadRows
+    rows: int
+
+
+def clean(read: Read, source: Source, skip_bad: bool) -> Events:
+    """Check every row; bad ones are an error, or with `skip_bad` left out and counted."""
+    table = read.table.mutate(tick=_tick(read.table.time)).drop("time")
+    for role in ("user", "item", "basket"):
+        if role in table.columns and not (table[role].type().is_integer() or table[role].type().is_string()):
+            raise ValueError(
+                f"{source.name}: the {role} column is {table[role].type()}; ids must be integers or text, cast it first"
+            )
+    table = table.mutate(reason=_reason(table, TICKS[read.time_unit]))
+    facts = _facts(table)
+    rows = facts["rows"] + len(read.rejected)
+    if rows == 0:
+        raise ValueError(f"{source.name} has no events: its files hold no rows")
+    _check_unit(facts, read.time_unit, source)
+    bad = _bad_rows(table, facts, read, source)
+    if bad.count and not skip_bad:
+        raise ValueError(
+            f"{source.name} has {bad.count:,} bad row{'s' if bad.count > 1 else ''}: "
+            f"{bad.describe(source.row_word)}. Mend them, or pass --on-bad skip to leave them out"
+        )
+    # Without bad rows there is nothing to filter, and later passes need not read the times for it.
+    good = (table.filter(table.reason.isnull()) if facts["bad"] else table).drop("reason")
+    return Events(_typed(good, facts), TICKS[read.time_unit], bad, rows)
+
+
+def _tick(time: ir.Value) -> ir.Value:
+    """Time in whole units, null where it is no number; a fraction of a unit is dropped."""
+    kind = time.type()
+    if kind.is_integer():
+        return time.cast("int64")
+    if kind.is_floating() or kind.is_decimal():
+        return _floor(time.cast("float64"))
+    if not kind.is_string():
+        raise ValueError(f"the time column is {kind}; it must be a number, a timestamp or text")
+    # Engines disagree on the integer in "12.5" (13, 12, none): trust it only where the text is a whole number.
+    number, whole = time.try_cast("float64"), time.try_cast("int64")
+    return ibis.ifelse(whole.cast("float64") == number, whole, _floor(number))
+
+
+def _floor(number: ir.Value) -> ir.Value:
+    # NaN and the infinities are no times, and an error to cast; no engine calls them small.
+    return ibis.ifelse(number.abs() < 2.0**62, number, ibis.null("float64")).floor().cast("int64")
+
+
+def _reason(table: ir.Table, ticks: int) -> ir.Value:
+    """Why a row cannot be used, or null."""
+    cases: list[tuple[ir.BooleanValue, str]] = []
+    for role in ("user", "item", "basket"):
+        if role in table.columns:
+            missing = table[role].isnull()
+            if table[role].type().is_string():
+                missing = missing | (table[role] == "")
+            cases.append((missing, f"{role} is missing"))
+    cases += [
+        (table.tick.isnull(), "time is missing or not a number"),
+        (table.tick <= 0, "time is zero or negative"),
+        (table.tick >= FAR_FUTURE * ticks, "time is after the year 2099"),
+    ]
+    return ibis.cases(*cases, else_=ibis.null("string"))
+
+
+def _facts(table: ir.Table) -> dict[str, Any]:
+    """Everything validation needs to know, in one pass over the log."""
+    wanted = {
+        "rows": table.count(),
+        "bad": table.reason.notnull().sum(),
+        "first": table.tick.min(where=table.tick > 0),
+        "last": table.tick.max(),
+    }
+    for role in _text_roles(table):
+        number = table[role].try_cast("int64")
+        # "007" and "7" are two ids: text counts as an integer only if it is written as one.
+        whole = (number.cast("string") == table[role]).fill_null(False)
+        wanted[f"{role}_text"] = (table.reason.isnull() & ~whole).sum()
+    facts: dict[str, Any] = table.aggregate(**wanted).to_pyarrow().to_pylist()[0]
+    return {name: 0 if value is None else int(value) for name, value in facts.items()}
+
+
+def _text_roles(table: ir.Table) -> list[str]:
+    return [role for role in ("user", "item", "basket") if role in table.columns and table[role].type().is_string()]
+
+
+def _typed(table: ir.Table, facts: dict[str, Any]) -> ir.Table:
+    """Text ids that are all integers as such, so that a CSV and a Parquet file of one log give the same dataset."""
+    return table.cast({role: "int64" for role in _text_roles(table) if not facts[f"{role}_text"]})
+
+
+def _check_unit(facts: dict[str, Any], unit: str, source: Source) -> None:
+    """Refuse a whole column in another unit, and say which."""
+    first, last = facts["first"], facts["last"]
+    if first >= FAR_FUTURE * TICKS[unit]:
+        guess = next((u for u, ticks in TICKS.items() if first < FAR_FUTURE * ticks), None)
+        hint = f"; they look like {UNIT_NAMES[guess]}: pass --time-unit {guess}" if guess else ""
+        raise ValueError(
+            f"{source.name}: times from {first} are after the year 2099 when read as {UNIT_NAMES[unit]}{hint}"
+        )
+    if unit != "s" and 0 < last < _LONG_AGO * TICKS[unit]:
+        guess = next(u for u, ticks in TICKS.items() if last < FAR_FUTURE * ticks)
+        raise ValueError(
+            f"{source.name}: times up to {last} end before 1973 when read as {UNIT_NAMES[unit]}; "
+            f"they look like {UNIT_NAMES[guess]}: pass --time-unit {guess}"
+        )
+
+
+def _bad_rows(table: ir.Table, facts: dict[str, Any], read: Read, source: Source) -> BadRows:
+    total = facts["bad"] + len(read.rejected)
+    if not total:
+        return BadRows()
+    reasons = Counter(bad.reason for bad in read.rejected)
+    listed = list(read.rejected)
+    if facts["bad"]:
+        bad = table.filter(table.reason.notnull())
+        for row in bad.group_by("reason").agg(rows=bad.count()).to_pyarrow().to_pylist():
+            reasons[row["reason"]] += row["rows"]
+        first = bad.order_by("place").limit(_LISTED).select("place", "reason").to_pyarrow().to_pylist()
+        listed += [_locate(row["place"], row["reason"], read, source) for row in first]
+    names = [file.name for file in source.files]
+    listed.sort(key=lambda row: (names.index(row.file) if row.file in names else 0, row.row))
+    return BadRows(total, dict(sorted(reasons.items())), listed[:_LISTED])
+
+
+def _locate(place: int, reason: str, read: Read, source: Source) -> BadRow:
+    """File and row, counted from 1 with the header, as an editor shows it."""
+    if not source.files:
+        return BadRow(source.table, 0, reason)
+    file = source.files[place >> ROW_BITS].name
+    row = (place & ((1 << ROW_BITS) - 1)) + 1 + source.header_lines
+    if read.renumber:
+        for rejected in sorted(bad.row for bad in read.rejected if bad.file == file):
+            row += rejected <= row
+    return BadRow(file, row, reason)

@@ -1,0 +1,161 @@
+"""The prepared folder: which files it holds, how they are named, and how they are read back safely.
+
+    items.npy    int32 [events]    dense item ids from 1; 0 is padding
+    times.npy    int64 [events]    Unix seconds; events sorted by user, time, source order
+    offsets.npy  int64 [users+1]   user u owns events offsets[u] .. offsets[u+1]
+    splits.npy   int32 [4, users]  see `trope.data.protocols.Splits`
+    baskets.npy  int32 [events]    optional: basket number, rising by one at each new basket
+    user_ids, item_ids, item_names, basket_ids   the originals, by dense id (see `read_ids`)
+    meta.json    source, filters, counts, time span, protocol, bad rows, sha256 of every array, one checksum
+
+numpy only, nothing is unpickled, and no file name is ever taken from `meta.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+META = "meta.json"
+ARRAYS: dict[str, np.dtype[Any]] = {
+    "items": np.dtype(np.int32),
+    "times": np.dtype(np.int64),
+    "offsets": np.dtype(np.int64),
+    "splits": np.dtype(np.int32),
+    "baskets": np.dtype(np.int32),
+}
+REQUIRED = ("items", "times", "offsets", "splits")
+IDS = ("user_ids", "item_ids", "item_names", "basket_ids")
+# Integer ids are one array; text ids are their UTF-8 bytes and where each one ends.
+_ID_PARTS: dict[str, np.dtype[Any]] = {"": np.dtype(np.int64), ".text": np.dtype(np.uint8), ".ends": np.dtype(np.int64)}
+ALL_ARRAYS: dict[str, np.dtype[Any]] = {
+    **ARRAYS,
+    **{f"{ids}{part}": dtype for ids in IDS for part, dtype in _ID_PARTS.items()},
+}
+_HASH_CHUNK = 1 << 22
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, as `sha256sum` prints it."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def checksum_of(meta: dict[str, Any]) -> str:
+    """One SHA-256 over everything in `meta` that the data determine: all but the engine that made it."""
+    content = {key: value for key, value in meta.items() if key not in ("checksum", "made_by")}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Read and check `meta.json` of a prepared folder."""
+    path = folder / META
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} is not a prepared dataset: it has no {META}; make one with `trope prepare`")
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {error}; prepare the data again") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
+        raise ValueError(f"{path} has format {found!r}, this version of trope reads {FORMAT}; prepare the data again")
+    if meta.get("checksum") != checksum_of(meta):
+        raise ValueError(f"{path} does not match its own checksum: it was edited or damaged; prepare the data again")
+    unknown = set(meta["arrays"]) - set(ALL_ARRAYS)
+    missing = set(REQUIRED) - set(meta["arrays"])
+    if unknown or missing:
+        raise ValueError(f"{path} lists arrays {sorted(unknown)} that trope does not know or lacks {sorted(missing)}")
+    return meta
+
+
+def read_array(folder: Path, name: str, meta: dict[str, Any], verify: bool = True) -> np.ndarray:
+    """Memory-map one array, after checking its size, type and shape, and with `verify` its SHA-256, against `meta`."""
+    path = folder / f"{name}.npy"
+    expected = meta["arrays"][name]
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing although {META} lists it; prepare the data again")
+    if path.stat().st_size != expected["bytes"]:
+        raise ValueError(
+            f"{path} has {path.stat().st_size:,} bytes, {META} says {expected['bytes']:,}: "
+            "it is truncated or from another dataset; copy or prepare it again"
+        )
+    if verify and sha256_of(path) != expected["sha256"]:
+        raise ValueError(f"{path} does not match its checksum in {META}; copy or prepare it again")
+    if 0 in expected["shape"]:  # an empty file region cannot be mapped
+        return np.load(path, allow_pickle=False)
+    # Copy-on-write, so that torch gets a writable array while the file stays as it is.
+    array: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
+    if array.dtype != ALL_ARRAYS[name] or list(array.shape) != expected["shape"]:
+        raise ValueError(
+            f"{path} is {array.dtype} {list(array.shape)}, expected {ALL_ARRAYS[name]} {expected['shape']}; "
+            "prepare the data again"
+        )
+    return array
+
+
+class Ids:
+    """Original ids by dense position: integers or text, memory-mapped, nothing decoded until asked for."""
+
+    def __init__(self, values: np.ndarray, ends: np.ndarray | None = None) -> None:
+        self._values = values
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._values if self._ends is None else self._ends)
+
+    def __getitem__(self, index: int) -> int | str:
+        if not 0 <= index < len(self):
+            raise IndexError(f"position {index} is outside 0 .. {len(self) - 1}")
+        if self._ends is None:
+            return int(self._values[index])
+        start = int(self._ends[index - 1]) if index else 0
+        return bytes(self._values[start : int(self._ends[index])]).decode()
+
+    def find(self, original: int | str) -> int | None:
+        """The position of an original id, by bisection (ids are stored in rising order), or None."""
+        low, high = 0, len(self)
+        # Text ids are in the order of their UTF-8 bytes, which is that of their code points, as Python compares.
+        wanted: Any = str(original) if self._ends is not None else _as_int(original)
+        if wanted is None:
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if self[middle] < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return low if low < len(self) and self[low] == wanted else None
+
+    def to_list(self) -> list[int] | list[str]:
+        """All of them, in order."""
+        if self._ends is None:
+            return self._values.tolist()
+        blob, ends = bytes(self._values), self._ends.tolist()
+        return [blob[start:end].decode() for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _as_int(value: int | str) -> int | None:
+    try:
+        return int(value)
+    except ValueError:
+        return None
+
+
+def read_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool = True) -> Ids | None:
+    """Read `user_ids`, `item_ids`, `item_names` or `basket_ids`, or None where the dataset has none.
+
+    Item arrays start with dense id 1: the original of dense item `i` is at position `i - 1`.
+    """
+    if name in meta["arrays"]:
+        return Ids(read_array(folder, name, meta, verify))
+    if f"{name}.text" in meta["arrays"]:
+        return Ids(read_array(folder, f"{name}.text", meta, verify), read_array(folder, f"{name}.ends", meta, verify))
+    return None

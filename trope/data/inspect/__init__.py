@@ -1,0 +1,6 @@
+"""What temporal structure a prepared dataset has: measured, then shown in the terminal or as one HTML page."""
+
+from trope.data.inspect.calendar import CalendarSignal
+from trope.data.inspect.measure import Report, inspect
+
+__all__ = ["CalendarSignal", "Report", "inspect"]

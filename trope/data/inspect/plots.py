@@ -1,0 +1,171 @@
+"""The report's plots as SVG text; colours from the Okabe-Ito set, which colour-blind readers can tell apart."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.dates import ConciseDateFormatter
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from trope.data.inspect.durations import EDGES, UNIT_EDGES, UNITS, count_durations
+from trope.data.inspect.measure import Report
+from trope.data.inspect.summary import MONTHS, WEEKDAYS, length_bins
+
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
+# A fixed salt and no date: the same report gives the same bytes. Text stays text, so that it can be selected and found.
+_STYLE: Any = {
+    "svg.hashsalt": "trope",
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+}
+
+
+def plots(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield each plot's caption and its SVG element."""
+    yield _CALENDAR, _draw(_calendar, report, height=2.4)
+    yield _TIMELINE, _draw(_timeline, report, height=2.4)
+    yield _GAPS, _draw(_gaps, report)
+    yield _WEEK, _draw(_week, report)
+    yield _LENGTHS, _draw(_lengths, report)
+    yield _MONTHS, _draw(_months, report)
+    yield _LIFETIMES, _draw(_lifetimes, report)
+    yield _POPULARITY, _draw(_popularity, report)
+
+
+_CALENDAR = (
+    "Explained: what the item tells about the phase of the cycle, beyond chance; items that come and go raise it, too. "
+    "Repeating: the part that one cycle teaches about the next, which a calendar-aware model can use."
+)
+_TIMELINE = "Events over the whole log. A ragged end or a jump may be a change in how the data were collected."
+_GAPS = "The time scales that an encoding has to resolve: from one event to the next, and back to the same item."
+_WEEK = "When users are active. Times are UTC: a shop in another zone is shifted by its offset."
+_LENGTHS = "How much history there is to learn from; it guides the maximum length."
+_MONTHS = "Activity by month of the year; uneven coverage of the year shows up here as well."
+_LIFETIMES = "From an item's first to its last event. Short lives mean that yesterday's items are not tomorrow's."
+_POPULARITY = "How unequal items are: the share of all events that the most popular items collect."
+
+
+def _draw(plot: Callable[[Report, Axes], None], report: Report, height: float = 3.0) -> str:
+    """Return one plot as an SVG element."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(6.4, height), layout="constrained")
+        plot(report, figure.subplots())
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _calendar(report: Report, axes: Axes) -> None:
+    axes.set_title("Calendar structure: % of the phase told by the item")
+    names = [signal.name for signal in report.signals]
+    at = np.arange(len(names))
+    for offset, label, colour, values in (
+        (-0.18, "repeating", BLUE, [100 * signal.repeating for signal in report.signals]),
+        (0.18, "explained, drift included", GREY, [100 * signal.explained for signal in report.signals]),
+    ):
+        bars = axes.barh(at + offset, values, 0.34, color=colour, label=label)
+        axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3)
+    axes.set_yticks(at, names)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False, loc="best")
+
+
+def _timeline(report: Report, axes: Axes) -> None:
+    days, counts = report.timeline()
+    steps = ((1, "day"), (7, "week"), (28, "four weeks"))
+    step, word = next(((size, name) for size, name in steps if len(days) <= 200 * size), steps[-1])
+    # The last, incomplete step would look like a fall.
+    whole = max(1, len(days) // step)
+    sums = np.add.reduceat(counts, np.arange(0, len(counts), step))[:whole]
+    axes.set_title(f"Events per {word}")
+    axes.fill_between(days[::step][:whole], sums, color=BLUE, alpha=0.8, linewidth=0)
+    axes.set_ylim(bottom=0)
+    dates = ConciseDateFormatter(axes.xaxis.get_major_locator())  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_formatter(dates)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def _gaps(report: Report, axes: Axes) -> None:
+    axes.set_title("Time between events")
+    _durations(axes, report.gaps, BLUE, "to the next event", fill=True)
+    if report.returns.sum():
+        _durations(axes, report.returns, ORANGE, "since the same item", fill=False)
+    axes.set_ylabel("% of gaps above 0 s")
+
+
+def _lifetimes(report: Report, axes: Axes) -> None:
+    axes.set_title("Item lifetime")
+    _durations(axes, count_durations(report.lifetimes), BLUE, "items", fill=True)
+    axes.set_ylabel("% of items above 0 s")
+
+
+def _durations(axes: Axes, counts: NDArray[np.int64], colour: str, label: str, fill: bool) -> None:
+    """Draw a histogram of durations: each unit is as wide as the others, and logarithmic inside.
+
+    Durations of zero, which would dwarf the rest in a shop that stamps whole baskets, are told in the legend.
+    """
+    units = np.arange(len(UNIT_EDGES))
+    edges = np.interp(np.log(EDGES), np.log(UNIT_EDGES), units)
+    above = counts[1:-1]
+    if counts[0] >= 0.005 * counts.sum():
+        label += f" ({100 * counts[0] / max(counts.sum(), 1):.0f} % in the same second)"
+    share = 100 * above / max(above.sum(), 1)
+    axes.stairs(share, edges, fill=fill, color=colour, label=label, linewidth=1.6, alpha=0.8 if fill else 1.0)
+    axes.set_xticks(units, [""] * len(units))
+    axes.set_xticks(units[:-1] + 0.5, UNITS[1:], minor=True)
+    axes.tick_params(axis="x", which="minor", length=0)
+    axes.set_xlim(0, units[-1])
+    # Head room for the legend.
+    axes.margins(y=0.25)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, loc="upper left")
+
+
+def _week(report: Report, axes: Axes) -> None:
+    axes.set_title("Events by weekday and hour (UTC)")
+    share = 100 * report.week() / report.events
+    image = axes.imshow(share, aspect="auto", cmap="cividis", vmin=0)
+    axes.set_yticks(range(7), WEEKDAYS)
+    axes.set_xticks(range(0, 24, 3), [f"{hour:02d}:00" for hour in range(0, 24, 3)])
+    axes.figure.colorbar(image, ax=axes, label="% of events")
+
+
+def _lengths(report: Report, axes: Axes) -> None:
+    bins = length_bins(report)
+    axes.set_title("Events per user")
+    axes.bar(range(len(bins)), [100 * count / report.users for count in bins.values()], color=BLUE, alpha=0.8)
+    axes.set_xticks(range(len(bins)), list(bins), rotation=30 if len(bins) > 6 else 0)
+    axes.set_ylabel("% of users")
+
+
+def _months(report: Report, axes: Axes) -> None:
+    axes.set_title("Events by month (UTC)")
+    axes.bar(range(12), 100 * report.months() / report.events, color=BLUE, alpha=0.8)
+    axes.set_xticks(range(12), MONTHS)
+    axes.set_ylabel("% of events")
+
+
+def _popularity(report: Report, axes: Axes) -> None:
+    axes.set_title("Concentration on popular items")
+    items = np.arange(1, len(report.popularity) + 1) / len(report.popularity)
+    # A thousand points draw the curve of a catalogue of any size.
+    points = np.unique(np.geomspace(1, len(items), 1000).astype(np.int64)) - 1
+    axes.plot(100 * items[points], 100 * np.cumsum(report.popularity)[points] / report.events, color=BLUE, linewidth=2)
+    axes.set_xscale("log")
+    axes.set_xlabel("top % of items")
+    axes.set_ylabel("% of events")
+    axes.set_ylim(0, 103)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

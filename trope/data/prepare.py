@@ -1,0 +1,226 @@
+"""Preparation: any event log becomes a prepared folder, deterministically.
+
+read -> validate -> filter -> k-core -> dense ids -> stable order -> split -> arrays. Written once as Ibis expressions,
+which run on DuckDB, on Spark, or where a table already is; only `Engine.read` knows which. Dense ids follow the order
+of the original ids (integers by value, text by UTF-8 bytes); events are sorted by user, time and place in the source.
+Events leave the engine a range of users at a time, so neither Python nor the engine ever sorts the whole log in memory.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ibis.expr.types as ir
+import numpy as np
+
+from trope import __version__
+from trope.data import protocols
+from trope.data.arrays import number, write_events
+from trope.data.core import k_core
+from trope.data.engines import Engine, open_engine
+from trope.data.events import Events, clean
+from trope.data.folder import FORMAT
+from trope.data.progress import Progress, Stages
+from trope.data.protocols import Protocol
+from trope.data.sources import Lookup, Source
+from trope.data.writer import staging, write_array, write_meta
+
+ON_BAD = ("fail", "skip")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to keep of a log and how to split it; recorded in `meta.json`.
+
+    min_user, min_item: the k-core's thresholds; None takes the source's own. once: filter in one pass.
+    event_types: keep only these values of the event column. since, until: keep times in [since, until).
+    on_bad: `fail` at a bad row, or `skip` and count it.
+    """
+
+    protocol: Protocol = field(default_factory=Protocol)
+    min_user: int | None = None
+    min_item: int | None = None
+    once: bool = False
+    event_types: tuple[str, ...] = ()
+    since: int | None = None
+    until: int | None = None
+    on_bad: str = "fail"
+
+    def __post_init__(self) -> None:
+        if self.on_bad not in ON_BAD:
+            raise ValueError(f"--on-bad must be one of {', '.join(ON_BAD)}, got {self.on_bad!r}")
+        if self.since is not None and self.until is not None and self.since >= self.until:
+            raise ValueError(f"--since {self.since} is not before --until {self.until}; no event would be left")
+
+
+def prepare(
+    source: Source,
+    out: Path,
+    options: Options | None = None,
+    *,
+    engine: str = "duckdb",
+    threads: int | None = None,
+    memory: str | None = None,
+    master: str | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Prepare `source` into folder `out`, which appears only when whole; returns its `meta.json`.
+
+    engine, threads, memory, master: see `open_engine`.
+    overwrite: replace an existing dataset, at the very end.
+    progress: called with a stage's name and how far it is; see `trope.data.progress`.
+    """
+    options = options or Options()
+    with staging(out, overwrite) as folder:
+        work = folder / "work"
+        work.mkdir()
+        with open_engine(engine, source, work, threads, memory, master) as running:
+            try:
+                with Stages(progress, running.share_done) as stages:
+                    meta = _prepare(source, folder, options, running, stages)
+            except running.errors() as error:
+                raise _readable(error, source) from error
+        shutil.rmtree(work)
+        return write_meta(folder, meta)
+
+
+def _prepare(source: Source, folder: Path, options: Options, engine: Engine, stages: Stages) -> dict[str, Any]:
+    """Write every array into `folder`; returns `meta.json` without its checksum."""
+    min_user = source.min_user if options.min_user is None else options.min_user
+    min_item = source.min_item if options.min_item is None else options.min_item
+    stages.begin("read and check")
+    read = engine.read(source)
+    if source.lookup is not None:
+        read = replace(read, table=_regrouped(read.table, engine.read_lookup(source.lookup), source.lookup))
+    events = clean(read, source, options.on_bad == "skip")
+    table = _chosen(events, source, options)
+    if source.is_text:  # parse the text once, not at every pass
+        table = engine.keep(table)
+    core = k_core(table, min_user, min_item, options.once, engine, stages)
+    stages.begin("number")
+    numbered = number(core, engine)
+    filters = {
+        "min_user": min_user,
+        "min_item": min_item,
+        "core": "once" if options.once else "fixed point",
+        "event_types": list(options.event_types),
+        "since": options.since,
+        "until": options.until,
+    }
+    if numbered.num_events == 0:
+        used = ", ".join(f"{name} {value}" for name, value in filters.items() if value)
+        raise ValueError(f"no events of {source.name} are left after filtering with {used}; loosen one of them")
+    entries = write_events(numbered, folder, events.ticks, source.names, stages)
+    stages.begin("split")
+    split = _split(folder, options.protocol, source.name)
+    entries["splits"] = split.pop("entry")
+    counts = {
+        "users": numbered.num_users,
+        "items": numbered.num_items,
+        "events": numbered.num_events,
+        **split.pop("counts"),
+    }
+    if "baskets" in entries:
+        ids = "basket_ids" if "basket_ids" in entries else "basket_ids.ends"
+        counts["baskets"] = entries[ids]["shape"][0]
+    return {
+        "format": FORMAT,
+        "source": _described(source, events.rows),
+        "filters": filters,
+        "counts": counts,
+        **split,
+        "bad_rows": asdict(events.bad),
+        "paper": _compared(source, counts),
+        "arrays": entries,
+        "made_by": {"trope": __version__, "engine": engine.label},
+    }
+
+
+def _regrouped(table: ir.Table, groups: ir.Table, lookup: Lookup) -> ir.Table:
+    """The events by coarser items; those whose item has no value are left out."""
+    groups = groups.select(item=groups[lookup.key], group=groups[lookup.value])
+    joined = table.inner_join(groups.filter(groups.group.notnull()), "item")
+    return joined.drop("item").rename(item="group")
+
+
+def _chosen(events: Events, source: Source, options: Options) -> ir.Table:
+    """The events in the time range and of the wanted types."""
+    table = events.table
+    if options.since is not None:
+        table = table.filter(table.tick >= options.since * events.ticks)
+    if options.until is not None:
+        table = table.filter(table.tick < options.until * events.ticks)
+    if options.event_types:
+        if "event" not in table.columns:
+            raise ValueError(
+                f"--event needs to know the column of {source.name} that holds it; name it with --event-col"
+            )
+        table = table.filter(table.event.cast("string").isin(options.event_types))
+    return table.drop("event") if "event" in table.columns else table
+
+
+def _split(folder: Path, protocol: Protocol, name: str) -> dict[str, Any]:
+    """Cut the written arrays by the protocol, and write the cuts."""
+    times, offsets = (np.load(folder / f"{array}.npy", mmap_mode="r") for array in ("times", "offsets"))
+    baskets = np.load(folder / "baskets.npy", mmap_mode="r") if (folder / "baskets.npy").exists() else None
+    begins = offsets[:-1]
+    first, last = int(times[begins].min()), int(times[offsets[1:] - 1].max())
+    protocol = protocol.resolve(first, last)
+    cuts = protocols.split(protocol, offsets, times, baskets)
+    trained = cuts.train_end > 0
+    tested = (cuts.test_start > 0) & (cuts.test_end > cuts.test_start)
+    validated = trained & (cuts.valid_end > cuts.train_end)
+    if not tested.any():
+        raise ValueError(
+            f"protocol {protocol.name} leaves no user of {name} to test: the longest of {len(begins):,} users has "
+            f"{int(np.diff(offsets).max())} events; choose another protocol or loosen a filter"
+        )
+    return {
+        "entry": write_array(folder, "splits", np.stack(cuts)),
+        "protocol": protocol.to_dict(),
+        "time_span": {
+            "all": [first, last],
+            "train": [int(times[begins[trained]].min()), int(times[(begins + cuts.train_end - 1)[trained]].max())],
+        },
+        "counts": {
+            "train_events": int(cuts.train_end.sum(dtype=np.int64)),
+            "valid_users": int(validated.sum()),
+            "test_users": int(tested.sum()),
+        },
+    }
+
+
+def _described(source: Source, rows: int) -> dict[str, Any]:
+    """The source as `meta.json` records it: names and sizes, but no paths of this machine."""
+    return {
+        "name": source.name,
+        "rows": rows,
+        "kind": source.kind,
+        "columns": source.columns.used(),
+        "time_unit": source.time_unit,
+        "files": [{"name": file.name, "bytes": file.stat().st_size} for file in source.files],
+        **({"table": source.table} if source.table else {}),
+        **({"items_by": source.lookup.value} if source.lookup else {}),
+    }
+
+
+def _compared(source: Source, counts: dict[str, int]) -> dict[str, Any] | None:
+    """Our counts beside the paper's, where it prints some for this set."""
+    if source.paper is None:
+        return None
+    printed = asdict(source.paper)
+    return {row: {"ours": counts[row], "paper": printed[row], "equal": counts[row] == printed[row]} for row in printed}
+
+
+def _readable(error: Exception, source: Source) -> Exception:
+    """An engine's failure in words a user can act on."""
+    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "No space left" in str(error) or "max_temp_directory_size" in str(error):
+        return ValueError(f"no space left for intermediate tables: {said}; free some disk and run again")
+    if "Out of Memory" in str(error):
+        return ValueError(f"the memory limit is too low for {source.name}: {said}; raise it with --memory")
+    return ValueError(f"cannot read {source.name}: {said}; is a file truncated or damaged?")

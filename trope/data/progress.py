@@ -1,0 +1,51 @@
+"""Progress of a preparation: the stage's name and the share of it that is done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+Progress = Callable[[str, float | None], None]
+"""Called with a stage's name and its share done from 0 to 1, or None where nobody knows."""
+_INTERVAL_S = 0.25
+
+
+class Stages:
+    """Reports stages as they begin; while one query runs for minutes, a thread asks the engine how far it is.
+
+    report: gets the news. ask: the engine's share done of the running query, or None.
+    """
+
+    def __init__(self, report: Progress | None, ask: Callable[[], float | None]) -> None:
+        self._report = report or (lambda stage, share: None)
+        self._ask = ask
+        self._stage = "start"
+        self._asking = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def begin(self, stage: str) -> None:
+        """A stage of long queries begins."""
+        self._stage, self._asking = stage, True
+        self._report(stage, None)
+
+    def done(self, stage: str, share: float) -> None:
+        """A stage that knows its own share is this far."""
+        self._stage, self._asking = stage, False
+        self._report(stage, share)
+
+    def __enter__(self) -> Stages:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_INTERVAL_S):
+            if self._asking and (share := self._ask()) is not None:
+                self._report(self._stage, share)

@@ -1,0 +1,275 @@
+"""The store: a prepared dataset on one device, and batches cut from it by index arithmetic.
+
+torch and numpy only. Arrays are memory-mapped until `to(device)` copies them; a batch is then a few gathers on that
+device, without a Python loop over sequences. Batches are right-padded: padded items are 0, padded times repeat the
+row's last time (a time of 0 would be a gap of decades, and times stay sorted).
+
+Shapes: B batch, L positions, T jagged tokens, W windows, S positives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from trope.data import folder as files
+from trope.data.protocols import Protocol
+
+SPLITS = ("valid", "test")
+FILTERS = ("none", "window", "history")
+
+
+class Batch(NamedTuple):
+    """Training inputs and, at each position, the next event: what it was and when (the query's time)."""
+
+    items: torch.Tensor  # [B, L] int64, 0 is padding
+    times: torch.Tensor  # [B, L] int64 Unix seconds
+    lengths: torch.Tensor  # [B]
+    targets: torch.Tensor  # [B, L]
+    target_times: torch.Tensor  # [B, L]
+
+
+class Jagged(NamedTuple):
+    """The same batch without padding: row b is tokens offsets[b] .. offsets[b+1]."""
+
+    items: torch.Tensor  # [T]
+    times: torch.Tensor  # [T]
+    offsets: torch.Tensor  # [B+1]
+    targets: torch.Tensor  # [T]
+    target_times: torch.Tensor  # [T]
+
+
+class EvalBatch(NamedTuple):
+    """Histories, the moment to recommend for, and what the users then chose (row b: positive_offsets[b] .. [b+1])."""
+
+    users: torch.Tensor  # [B]
+    items: torch.Tensor  # [B, L]
+    times: torch.Tensor  # [B, L]
+    lengths: torch.Tensor  # [B]
+    t_now: torch.Tensor  # [B]
+    positives: torch.Tensor  # [S]
+    positive_times: torch.Tensor  # [S]
+    positive_offsets: torch.Tensor  # [B+1]
+
+
+class Windows(NamedTuple):
+    """Training windows as ranges of events; a window's last event is a target only."""
+
+    starts: torch.Tensor  # [W]
+    ends: torch.Tensor  # [W]
+
+    def take(self, index: torch.Tensor) -> Windows:
+        """The windows at `index`."""
+        return Windows(self.starts[index], self.ends[index])
+
+
+class Sequences:
+    """Every user's events in order, with the split that the dataset was prepared with."""
+
+    def __init__(self, path: Path, meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        self.path = path
+        self.meta = meta
+        self.protocol = Protocol(**meta["protocol"])
+        self._tensors = tensors
+        self.items, self.times, self.offsets = tensors["items"], tensors["times"], tensors["offsets"]
+        self.train_end, self.valid_end, self.test_start, self.test_end = tensors["splits"]
+
+    @classmethod
+    def load(cls, path: str | Path, verify: bool = True) -> Sequences:
+        """Open a folder made by `trope prepare`.
+
+        verify: compare every array with its SHA-256 (reads all of it once); sizes and types are always checked.
+        """
+        path = Path(path)
+        meta = files.read_meta(path)
+        arrays = {name: files.read_array(path, name, meta, verify) for name in files.ARRAYS if name in meta["arrays"]}
+        _check(path, arrays)
+        return cls(path, meta, {name: torch.from_numpy(array) for name, array in arrays.items()})
+
+    def to(self, device: torch.device | str) -> Sequences:
+        """The same data with every array on `device`."""
+        return Sequences(self.path, self.meta, {name: tensor.to(device) for name, tensor in self._tensors.items()})
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are cut."""
+        return self.items.device
+
+    @property
+    def num_users(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_items(self) -> int:
+        """Items in the catalogue; their dense ids are 1 .. num_items."""
+        return int(self.meta["counts"]["items"])
+
+    @property
+    def num_events(self) -> int:
+        return len(self.items)
+
+    @property
+    def time_span(self) -> tuple[int, int]:
+        """First and last time of the training events, Unix seconds."""
+        first, last = self.meta["time_span"]["train"]
+        return int(first), int(last)
+
+    @property
+    def baskets(self) -> torch.Tensor | None:
+        """Basket number of each event, where the source has baskets."""
+        return self._tensors.get("baskets")
+
+    def ids(self, name: str) -> files.Ids | None:
+        """Original `user_ids`, `item_ids` (position 0 is dense item 1), `item_names` or `basket_ids`, if stored."""
+        return files.read_ids(self.path, name, self.meta, verify=False)
+
+    def train_windows(self, max_len: int, stride: int | None = None) -> Windows:
+        """Windows of up to `max_len` + 1 training events.
+
+        stride: None for one window per user, its last events; a number for all windows, every `stride` events back
+        from the last. With `stride=max_len` every training event but a user's first is a target exactly once.
+        """
+        _check_len(max_len)
+        if stride is not None and not 1 <= stride <= max_len:
+            raise ValueError(f"stride must be from 1 to max_len {max_len} so that no event is skipped, got {stride}")
+        begins, lengths = self.offsets[:-1], self.train_end.long()
+        # A window needs one input and one target.
+        counts = (lengths >= 2).long()
+        if stride is not None:
+            counts *= 1 + (lengths - (max_len + 1)).clamp(min=0).add(stride - 1).div(stride, rounding_mode="floor")
+        users = torch.repeat_interleave(counts)
+        steps_back = torch.arange(len(users), device=self.device) - (counts.cumsum(0) - counts)[users]
+        ends = begins[users] + lengths[users] - steps_back * (stride or 0)
+        return Windows(torch.maximum(begins[users], ends - (max_len + 1)), ends)
+
+    def cut(self, windows: Windows, max_len: int) -> Batch:
+        """The padded batch of some windows."""
+        # L+1 events at once: the inputs are the first L of them, the targets the last L.
+        places = torch.arange(max_len + 1, device=self.device)
+        where = torch.minimum(windows.starts[:, None] + places, windows.ends[:, None] - 1)
+        items, times = self.items[where].long(), self.times[where]
+        lengths = windows.ends - windows.starts - 1
+        padding = places[:-1] >= lengths[:, None]
+        return Batch(
+            items[:, :-1].masked_fill(padding, 0),
+            times[:, :-1],
+            lengths,
+            items[:, 1:].masked_fill(padding, 0),
+            times[:, 1:],
+        )
+
+    def cut_jagged(self, windows: Windows) -> Jagged:
+        """The same batch as flat tokens and offsets."""
+        where, offsets = _flatten(windows.starts, windows.ends - 1)
+        return Jagged(
+            self.items[where].long(), self.times[where], offsets, self.items[where + 1].long(), self.times[where + 1]
+        )
+
+    def train_batches(
+        self,
+        max_len: int,
+        batch_size: int,
+        stride: int | None = None,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+    ) -> Iterator[Batch]:
+        """One epoch of padded batches.
+
+        generator: a CPU generator that shuffles the windows, the same way on every device; None keeps their order.
+        """
+        windows = self.train_windows(max_len, stride)
+        total = len(windows.starts)
+        order = torch.arange(total) if generator is None else torch.randperm(total, generator=generator)
+        order = order.to(self.device)
+        for first in range(0, total - batch_size + 1 if drop_last else total, batch_size):
+            yield self.cut(windows.take(order[first : first + batch_size]), max_len)
+
+    def eval_users(self, split: str) -> torch.Tensor:
+        """The users of `valid` or `test`: those with a positive in it and at least one event before it."""
+        start, end = self._range(split)
+        return torch.nonzero((start > 0) & (end > start)).flatten()
+
+    def eval_batch(self, split: str, users: torch.Tensor, max_len: int) -> EvalBatch:
+        """Histories of the last `max_len` events before the split, and the positives in it.
+
+        t_now is the time of the first positive; for `holdout` the start of the window, the same for everyone.
+        """
+        _check_len(max_len)
+        begins = self.offsets[users]
+        start, end = (begins + bound[users] for bound in self._range(split))
+        oldest = torch.maximum(begins, start - max_len)
+        places = torch.arange(max_len, device=self.device)
+        where = torch.minimum(oldest[:, None] + places, start[:, None] - 1)
+        lengths = start - oldest
+        fixed = self.protocol.t_now(split)
+        t_now = self.times[start] if fixed is None else torch.full_like(start, fixed)
+        positives, offsets = _flatten(start, end)
+        return EvalBatch(
+            users,
+            self.items[where].long().masked_fill(places >= lengths[:, None], 0),
+            self.times[where],
+            lengths,
+            t_now,
+            self.items[positives].long(),
+            self.times[positives],
+            offsets,
+        )
+
+    def eval_batches(self, split: str, max_len: int, batch_size: int) -> Iterator[EvalBatch]:
+        """Every user of `valid` or `test`, in order."""
+        users = self.eval_users(split)
+        for first in range(0, len(users), batch_size):
+            yield self.eval_batch(split, users[first : first + batch_size], max_len)
+
+    def seen(
+        self, split: str, users: torch.Tensor, max_len: int, filter_seen: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Items to leave out of the users' rankings, as (items [T], offsets [B+1]).
+
+        filter_seen: `none`; `window` for the last `max_len` events; `history` for all events before the split.
+        """
+        if filter_seen not in FILTERS:
+            raise ValueError(f"filter_seen must be one of {', '.join(FILTERS)}, got {filter_seen!r}")
+        begins = self.offsets[users]
+        start = begins + self._range(split)[0][users]
+        oldest = {"none": start, "window": torch.maximum(begins, start - max_len), "history": begins}[filter_seen]
+        where, offsets = _flatten(oldest, start)
+        return self.items[where].long(), offsets
+
+    def _range(self, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if split not in SPLITS:
+            raise ValueError(f"split must be 'valid' or 'test', got {split!r}")
+        return (self.train_end, self.valid_end) if split == "valid" else (self.test_start, self.test_end)
+
+
+def _flatten(starts: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every position of the ranges [start, end) in turn, and where each range begins in that list."""
+    offsets = torch.zeros(len(starts) + 1, dtype=torch.int64, device=starts.device)
+    torch.cumsum(ends - starts, 0, out=offsets[1:])
+    rows = torch.repeat_interleave(ends - starts)
+    return torch.arange(len(rows), device=starts.device) + (starts - offsets[:-1])[rows], offsets
+
+
+def _check_len(max_len: int) -> None:
+    if max_len < 1:
+        raise ValueError(f"max_len must be at least 1, got {max_len}")
+
+
+def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """The arrays fit each other; per-user only, so that opening a large dataset stays quick."""
+    events, offsets, splits = len(arrays["items"]), arrays["offsets"], arrays["splits"]
+    lengths = np.diff(offsets)
+    if not (
+        len(arrays["times"]) == events == offsets[-1]
+        and len(arrays.get("baskets", arrays["items"])) == events
+        and offsets[0] == 0
+        and lengths.min() >= 0
+        and splits.shape == (4, len(lengths))
+        and splits.min() >= 0
+        and (splits <= lengths).all()
+    ):
+        raise ValueError(f"the arrays in {path} do not fit together; prepare the data again")

@@ -1,0 +1,154 @@
+"""Writing a prepared folder: arrays that grow piece by piece, and a folder that appears only when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trope.data.folder import ALL_ARRAYS, META, checksum_of
+
+
+class ArrayWriter:
+    """One `.npy` file of known shape, written front to back and hashed on the way.
+
+    Plain writes rather than a memory map: mapped pages would count as the process's memory.
+    """
+
+    def __init__(self, folder: Path, name: str, shape: tuple[int, ...]) -> None:
+        self.name = name
+        self._path = folder / f"{name}.npy"
+        self._shape = shape
+        self._dtype = ALL_ARRAYS[name]
+        self._left = int(np.prod(shape))
+        self._digest = hashlib.sha256()
+        self._file = self._path.open("wb")
+        header = io.BytesIO()
+        description = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, description)
+        self._put(header.getbuffer())
+
+    def append(self, values: np.ndarray) -> None:
+        """Add the next values, in C order."""
+        self._left -= values.size
+        self._put(np.ascontiguousarray(values, self._dtype).reshape(-1).view(np.uint8).data)
+
+    def close(self) -> dict[str, Any]:
+        """Finish the file; returns what `meta.json` records of it."""
+        self._file.close()
+        assert self._left == 0, f"{self.name}: {self._left} values short of its announced shape {self._shape}"
+        size = self._path.stat().st_size
+        return {
+            "dtype": str(self._dtype),
+            "shape": list(self._shape),
+            "bytes": size,
+            "sha256": self._digest.hexdigest(),
+        }
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _put(self, data: memoryview) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+
+
+def write_array(folder: Path, name: str, values: np.ndarray) -> dict[str, Any]:
+    """Write a whole array at once."""
+    with ArrayWriter(folder, name, values.shape) as writer:
+        writer.append(values)
+        return writer.close()
+
+
+def write_ids(folder: Path, name: str, values: pa.ChunkedArray) -> dict[str, dict[str, Any]]:
+    """Write original ids, integers as one array, text as UTF-8 bytes and ends; returns the entries for `meta.json`."""
+    if pa.types.is_integer(values.type):
+        return {name: write_array(folder, name, values.cast(pa.int64()).to_numpy())}
+    text = values.cast(pa.large_string()).combine_chunks()
+    text = text if isinstance(text, pa.Array) else pa.concat_arrays(text.chunks)
+    # Arrow's own layout is the one wanted here: offsets with a leading zero, and all bytes end to end.
+    _, offsets, data = text.buffers()
+    ends = np.frombuffer(offsets, np.int64, len(text) + 1)
+    blob = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]] if data else np.zeros(0, np.uint8)
+    return {
+        f"{name}.text": write_array(folder, f"{name}.text", blob),
+        f"{name}.ends": write_array(folder, f"{name}.ends", ends[1:] - ends[0]),
+    }
+
+
+def write_meta(folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    """Add the checksum to `meta` and write it; returns the whole."""
+    whole = {**meta, "checksum": checksum_of(meta)}
+    (folder / META).write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return whole
+
+
+@contextlib.contextmanager
+def staging(out: Path, overwrite: bool) -> Iterator[Path]:
+    """A hidden folder beside `out` that becomes `out` when the block ends well, and vanishes when it does not.
+
+    An existing `out` is refused, or with `overwrite` replaced at the very end.
+    """
+    out = out.absolute()
+    if out.exists() and not overwrite:
+        raise FileExistsError(f"{out} exists already; choose another folder or pass --overwrite to replace it")
+    if out.exists() and not (out.is_dir() and ((out / META).is_file() or not any(out.iterdir()))):
+        raise FileExistsError(
+            f"{out} exists and is not a prepared dataset, so it is not replaced; choose another folder"
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+    except OSError as error:
+        raise ValueError(f"cannot write beside {out}: {error.strerror}; choose another folder") from None
+    try:
+        yield partial
+        _flush(partial)
+        partial.chmod(0o755)  # mkdtemp's 0700 is for secrets, a dataset is shared
+        _replace(partial, out)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise ValueError(
+                f"no space left while writing beside {out}; nothing was kept, free some and run again"
+            ) from error
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    """Have the files on disk before the folder gets its final name, so that a power cut leaves no empty arrays."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _replace(partial: Path, out: Path) -> None:
+    if not out.exists():
+        partial.rename(out)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
+    out.rename(old / out.name)
+    try:
+        partial.rename(out)
+    except OSError:
+        (old / out.name).rename(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
