@@ -93,7 +93,7 @@ def _timeline(report: Report, axes: Axes) -> None:
     axes.set_title(f"Events per {word}")
     axes.fill_between(days[::step][:whole], sums, color=BLUE, alpha=0.8, linewidth=0)
     axes.set_ylim(bottom=0)
-    dates = ConciseDateFormatter(axes.xaxis.get_major_locator())  # type: ignore[no-untyped-call]
+    dates = ConciseDateFormatter(axes.xaxis.get_major_locator())
     axes.xaxis.set_major_formatter(dates)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
