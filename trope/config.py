@@ -1,0 +1,289 @@
+"""Configuration: frozen dataclasses, one docstring line a field, TOML in and out, and the six models as presets.
+
+An ablation is a difference in here and nothing else. `--set group.field=value` on the command line reaches every field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["none", "trope", "torope", "index"]
+BlockKind = Literal["hstu", "sasrec", "tisasrec"]
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """How queries and keys are rotated; the fields after `kind` are the arguments of TRoPE and TORoPE.
+
+    kind: none, trope, torope, or index (standard RoPE).
+    position, learnable, multiscale, shifted, conjugate: the paper's five parts, each a switch (TRoPE).
+    rotate_query, rotate_key, share_alpha, alpha_init: ablations of the coefficients (TRoPE).
+    bank, conditioning, phase: geometric or calendar; span or paper; exact or fp32 (TRoPE).
+    fusion, time_share, unit: how TO-RoPE divides planes between time and index.
+    """
+
+    kind: Kind = "none"
+    position: Literal["times", "index"] = "times"
+    learnable: bool = True
+    multiscale: bool = True
+    shifted: bool = True
+    conjugate: bool = True
+    rotate_query: bool = True
+    rotate_key: bool = True
+    share_alpha: bool = False
+    alpha_init: Literal["normal", "ones"] = "normal"
+    bank: Literal["geometric", "calendar"] = "geometric"
+    conditioning: Literal["span", "paper"] = "span"
+    phase: Literal["exact", "fp32"] = "exact"
+    fusion: Literal["dimension", "head", "early"] = "dimension"
+    time_share: float = 0.5
+    unit: Literal["seconds", "hours", "days"] = "days"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network: a block, its bias and its size.
+
+    block: hstu, sasrec or tisasrec.
+    width, blocks, heads, head_dim: E, number of blocks, H, D (sasrec and tisasrec need heads * head_dim = width).
+    max_len: L, the longest history.
+    dropout: everywhere the paper has one.
+    position_bias, time_bias: HSTU's relative attention bias by position and by bucketed time gap.
+    time_buckets: of the time bias, one more for everything longer.
+    intervals: TiSASRec's clip of relative intervals.
+    """
+
+    block: BlockKind = "hstu"
+    width: int = 512
+    blocks: int = 2
+    heads: int = 4
+    head_dim: int = 128
+    max_len: int = 50
+    dropout: float = 0.2
+    position_bias: bool = True
+    time_bias: bool = True
+    time_buckets: int = 128
+    intervals: int = 256
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The paper's recipe (appendix D) unless said otherwise.
+
+    epochs, min_epochs: at most and at least; early_stop: epochs without a better validation HR@10 before stopping.
+    batch, lr, beta1, beta2, weight_decay: AdamW; frequency_lr: of the rotary coefficients, without decay.
+    patience, factor: reduce the learning rate when validation HR@10 stalls.
+    loss: sampled or full softmax; negatives: per position; negative_source: uniform over the catalogue, or batch (the
+        batch's unique items); shared_negatives: one draw for the whole batch; logq: correct for the draw's frequency.
+    temperature: of the scores, which are cosines.
+    stride: None for each user's last window, or all windows every so many events.
+    clip: largest gradient norm; 0 does not clip.
+    eval_every: epochs between validations.
+    seed: of everything random. precision: auto is bf16 on CUDA and fp32 on CPU.
+    """
+
+    epochs: int = 100
+    min_epochs: int = 10
+    early_stop: int = 20
+    batch: int = 128
+    lr: float = 1e-3
+    frequency_lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.98
+    weight_decay: float = 1e-3
+    patience: int = 10
+    factor: float = 0.1
+    loss: Literal["sampled", "full"] = "sampled"
+    negatives: int = 128
+    negative_source: Literal["uniform", "batch"] = "uniform"
+    shared_negatives: bool = False
+    logq: bool = False
+    temperature: float = 0.05
+    stride: int | None = None
+    clip: float = 0.0
+    eval_every: int = 1
+    seed: int = 42
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """How rankings are judged.
+
+    filter_seen: leave out of the ranking none, the items of the window, or of the whole history.
+    batch: users scored at a time.
+    """
+
+    filter_seen: Literal["none", "window", "history"] = "none"
+    batch: int = 512
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that makes a run, besides the data."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rotary: RotaryConfig = field(default_factory=RotaryConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def _check(config: Config) -> None:
+    """What no single field can know."""
+    model, train = config.model, config.train
+    if model.block != "hstu" and model.heads * model.head_dim != model.width:
+        raise ValueError(
+            f"{model.block} needs heads * head_dim = width, got {model.heads} * {model.head_dim} != {model.width}; "
+            "set model.head_dim to width / heads"
+        )
+    if model.block != "hstu" and (model.position_bias or model.time_bias):
+        raise ValueError(f"a relative attention bias belongs to block hstu, not {model.block}; set it to false")
+    positive = {
+        "model.width": model.width, "model.blocks": model.blocks, "model.heads": model.heads,
+        "model.head_dim": model.head_dim, "model.max_len": model.max_len, "train.batch": train.batch,
+        "train.lr": train.lr, "train.epochs": train.epochs, "train.temperature": train.temperature,
+        "train.negatives": train.negatives, "train.eval_every": train.eval_every, "eval.batch": config.eval.batch,
+    }  # fmt: skip
+    for path, value in positive.items():
+        if not value > 0:
+            raise ValueError(f"{path} must be greater than 0, got {value}")
+    if not 0 <= model.dropout < 1:
+        raise ValueError(f"model.dropout must lie in [0, 1), got {model.dropout}")
+
+
+PRESETS: dict[str, Config] = {
+    "sasrec": Config(ModelConfig(block="sasrec", position_bias=False, time_bias=False)),
+    "sasrec-trope": Config(
+        ModelConfig(block="sasrec", position_bias=False, time_bias=False), RotaryConfig(kind="trope")
+    ),
+    "tisasrec": Config(ModelConfig(block="tisasrec", position_bias=False, time_bias=False)),
+    "hstu": Config(ModelConfig(time_bias=False)),
+    "hstu-time": Config(),
+    "hstu-torope": Config(rotary=RotaryConfig(kind="torope")),
+    "hstu-trope": Config(rotary=RotaryConfig(kind="trope")),
+}
+
+
+def preset(name: str, settings: Iterable[str] = ()) -> Config:
+    """A preset by name, with settings such as "train.epochs=20" applied."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown model {name!r}; choose one of {', '.join(PRESETS)}")
+    return with_settings(PRESETS[name], settings)
+
+
+def with_settings(config: Config, settings: Iterable[str]) -> Config:
+    """The config with "group.field=value" settings applied, each checked for its type."""
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        group_name, dot, name = path.strip().partition(".")
+        groups = typing.get_type_hints(Config)
+        if not (equals and dot and group_name in groups):
+            raise ValueError(f"a setting is group.field=value with a group of {', '.join(groups)}, got {setting!r}")
+        kinds = typing.get_type_hints(groups[group_name])
+        if name not in kinds:
+            raise ValueError(f"{group_name} has no field {name!r}; it has {', '.join(kinds)}")
+        values = to_dict(config)
+        values[group_name][name] = _parse(text.strip(), kinds[name], path)
+        config = from_dict(values)
+    return config
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain groups and values, for TOML and JSON."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """A config from groups and values; unknown names and wrong types are refused, missing ones take their default."""
+    groups: dict[str, Any] = {}
+    kinds = typing.get_type_hints(Config)
+    for group_name, entries in values.items():
+        if group_name not in kinds or not isinstance(entries, dict):
+            raise ValueError(f"unknown config group {group_name!r}; there are {', '.join(kinds)}")
+        hints = typing.get_type_hints(kinds[group_name])
+        for name, value in entries.items():
+            if name not in hints:
+                raise ValueError(f"{group_name} has no field {name!r}; it has {', '.join(hints)}")
+            _check_type(value, hints[name], f"{group_name}.{name}")
+        groups[group_name] = kinds[group_name](**entries)
+    return Config(**groups)
+
+
+def read_toml(path: Path) -> Config:
+    """A config from a TOML file."""
+    try:
+        return from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def to_toml(config: Config) -> str:
+    """The config as TOML; None is left out, since TOML has none, and read back as the default None."""
+    lines = []
+    for group_name, entries in to_dict(config).items():
+        lines.append(f"[{group_name}]")
+        lines += [f"{name} = {_toml(value)}" for name, value in entries.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: bool | int | float | str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    """The types, or the literal values, that a field may take."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        return typing.get_args(kind)
+    return (kind,)
+
+
+def _fits(value: Any, option: Any) -> bool:
+    """Whether a value is of a type; True is an int to Python, not to a reader, and 1 is a fine float."""
+    if typing.get_origin(option) is Literal:
+        return value in typing.get_args(option)
+    if isinstance(value, bool):
+        return option is bool
+    return isinstance(value, (int, float) if option is float else option)
+
+
+def _wanted(kind: Any) -> str:
+    """A type in words."""
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    names = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
+    return " or ".join(names.get(option) or _wanted(option) for option in _options(kind))
+
+
+def _check_type(value: Any, kind: Any, path: str) -> None:
+    if not any(_fits(value, option) for option in _options(kind)):
+        raise ValueError(f"{path} must be {_wanted(kind)}, got {value!r}")
+
+
+def _parse(text: str, kind: Any, path: str) -> Any:
+    """A value from the command line, by the field's type."""
+    for option in _options(kind):
+        if option is type(None) and text.lower() == "none":
+            return None
+        if option is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if option in (int, float):
+            try:
+                return option(text)
+            except ValueError:
+                continue
+        if typing.get_origin(option) is Literal and text in typing.get_args(option):
+            return text
+    raise ValueError(f"{path} must be {_wanted(kind)}, got {text!r}")
