@@ -70,5 +70,5 @@ def test_bench_kernels_refuses_numbers_for_wrong_results(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(benchmark, "versions", wrong)
     result = CliRunner().invoke(app, ["bench", "kernels", "--quick"])
-    assert "no number, q is off by 1.0e-02" in " ".join(result.output.split())
+    assert "no number, q is off by" in " ".join(result.output.split())
     assert benchmark.kernel_benchmark(quick=True) == []

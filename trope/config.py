@@ -183,6 +183,7 @@ def preset(name: str, settings: Iterable[str] = ()) -> Config:
 
 def with_settings(config: Config, settings: Iterable[str]) -> Config:
     """The config with "group.field=value" settings applied, each checked for its type."""
+    values = to_dict(config)
     for setting in settings:
         path, equals, text = setting.partition("=")
         group_name, dot, name = path.strip().partition(".")
@@ -192,10 +193,8 @@ def with_settings(config: Config, settings: Iterable[str]) -> Config:
         kinds = typing.get_type_hints(groups[group_name])
         if name not in kinds:
             raise ValueError(f"{group_name} has no field {name!r}; it has {', '.join(kinds)}")
-        values = to_dict(config)
         values[group_name][name] = _parse(text.strip(), kinds[name], path)
-        config = from_dict(values)
-    return config
+    return from_dict(values)  # checked as a whole: one setting may need another
 
 
 def to_dict(config: Config) -> dict[str, Any]:

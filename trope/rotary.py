@@ -65,6 +65,7 @@ def query_times(
     *,
     offsets: Tensor | None = None,
     allow_past: bool = False,
+    check_values: bool = True,
 ) -> Tensor:
     """The time each query looks from: the next event's; for a sequence's last event `t_now`, or its own without one.
 
@@ -77,9 +78,10 @@ def query_times(
         t_now: [B] the moment each recommendation is made for.
         offsets: [B + 1] where each jagged sequence begins.
         allow_past: accept a `t_now` before the last event.
+        check_values: read the times to refuse bad ones.
     """
     validate.check_events(times, lengths, offsets, t_now)
-    if validate.can_read_values(times):
+    if check_values and validate.can_read_values(times):
         validate.check_event_values(times, lengths, offsets, t_now, allow_past)
     return _shift(times, lengths, t_now, offsets)
 
