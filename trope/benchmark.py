@@ -12,7 +12,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -235,8 +235,17 @@ def copy_bandwidth(device: str, size: int) -> float:
     return 2 * size / statistics.median(timer(lambda: target.copy_(source), 20))
 
 
-def kernel_benchmark(csv: Path | None = None, quick: bool = False) -> list[Row]:
+def chosen_shapes(names: Sequence[str], quick: bool) -> tuple[Shape, ...]:
+    """The shapes by name; all of them if none is named."""
+    known = {shape.name: shape for shape in SHAPES}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"unknown shape {unknown[0]!r}; choose from {', '.join(known)}")
+    return tuple(known[name] for name in names) or (QUICK_SHAPES if quick else SHAPES)
+
+
+def kernel_benchmark(csv: Path | None = None, names: Sequence[str] = (), quick: bool = False) -> list[Row]:
     """Check, time and print every version on every shape and layout; see `trope bench kernels --help`."""
+    shapes = chosen_shapes(names, quick)
     console = Console() if sys.stdout.isatty() else Console(width=130)  # a log file has no width of its own
     device = "cuda" if torch.cuda.is_available() else "cpu"
     environment = describe()
@@ -246,7 +255,7 @@ def kernel_benchmark(csv: Path | None = None, quick: bool = False) -> list[Row]:
         console.print("no CUDA device: timing the torch paths on the CPU; Triton's interpreter is not worth timing")
     rows: list[Row] = []
     layouts: tuple[Layout, ...] = ("interleaved", "halves")
-    for shape, layout in itertools.product(QUICK_SHAPES if quick else SHAPES, layouts):
+    for shape, layout in itertools.product(shapes, layouts):
         problems = [Problem.draw(shape, device, seed) for seed in range(SETS)]
         for version in versions(shape, layout, device):
             if wrong := complaint(version, problems[0]):
@@ -270,7 +279,7 @@ def kernel_benchmark(csv: Path | None = None, quick: bool = False) -> list[Row]:
 
 def table(rows: list[Row]) -> Table:
     """The rows for a terminal."""
-    view = Table(title="Rotary kernels, bf16, device time per call")
+    view = Table(title="Rotary kernels, bf16, time per call")
     for name in ("shape", "layout", "version", "direction"):
         view.add_column(name)
     for name in ("p20 us", "p50 us", "p80 us", "GB/s", "of copy"):

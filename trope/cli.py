@@ -46,7 +46,10 @@ def root(
 @bench.command("kernels")
 def bench_kernels(
     csv: Annotated[Path | None, typer.Option(help="Also write the table to this CSV file.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny shapes and few repeats: a smoke test.")] = False,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Only this shape: ml20m, shop, pixel1m or long; may be repeated.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny shape and few repeats: a smoke test.")] = False,
 ) -> None:
     """Time the rotary kernels: reference, compiled reference and Triton, forward and forward + backward.
 
@@ -54,7 +57,7 @@ def bench_kernels(
     """
     from trope.benchmark import kernel_benchmark
 
-    kernel_benchmark(csv=csv, quick=quick)
+    kernel_benchmark(csv=csv, names=shape or (), quick=quick)
 
 
 def main() -> None:
