@@ -14,6 +14,7 @@ import typer
 from trope import __version__
 from trope.data import commands as data_commands
 from trope.data import prepare_command
+from trope.serve import recommend_command
 
 app = typer.Typer(
     name="trope",
@@ -26,6 +27,7 @@ app.add_typer(bench, name="bench")
 app.command()(prepare_command.prepare)
 app.command()(data_commands.generate)
 app.command()(data_commands.inspect)
+app.command()(recommend_command.recommend)
 
 
 def _print_version(value: bool) -> None:

@@ -1,0 +1,298 @@
+"""Serving: the same recommendations from every kind of table, for every way to write a moment, and clear refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+from data_logs import START, prepared, random_log, write_parquet
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from trope.cli import app
+from trope.config import preset
+from trope.data.sequences import Sequences
+from trope.model import SequentialRecommender
+from trope.serve.catalogue import Catalogue, write_catalogue
+from trope.serve.moments import unix_seconds
+from trope.serve.recommender import Recommender, best_items
+
+NOW = START + 2_000_000
+MAX_LEN = 8
+TINY = [f"model.max_len={MAX_LEN}", "model.width=16", "model.heads=2", "model.head_dim=8", "model.blocks=1"]
+
+
+def make_run(data: Sequences, run: Path) -> Path:
+    """A run folder as training leaves it, with a model that has learned nothing."""
+    torch.manual_seed(0)
+    config = preset("hstu-trope", [*TINY, "eval.batch=3"])
+    SequentialRecommender(config, data.num_items, data.time_span).save_pretrained(run / "best")
+    write_catalogue(data, run / "catalogue")
+    return run
+
+
+@pytest.fixture(scope="module")
+def log() -> list[tuple[str, str, int]]:
+    return [(f"u{user:02}", f"item {item}", time) for user, item, time in random_log()]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, log: list[Any]) -> Sequences:
+    folder = tmp_path_factory.mktemp("shop")
+    return prepared(write_parquet(folder / "log.parquet", log), folder / "data")
+
+
+@pytest.fixture(scope="module")
+def run(data: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(data, tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def recommender(run: Path) -> Recommender:
+    return Recommender.from_pretrained(run, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def events(log: list[Any]) -> pd.DataFrame:
+    return pd.DataFrame(log, columns=["user_id", "item_id", "timestamp"])
+
+
+def by_hand(recommender: Recommender, log: list[Any], user: str, t_now: int) -> list[tuple[str, float]]:
+    """Every item of the catalogue with its score, best first, from the model itself."""
+    ids = recommender.catalogue.item_ids.to_list()
+    history = sorted((e for e in log if e[0] == user), key=lambda e: e[2])[-MAX_LEN:]
+    items = torch.tensor([[ids.index(item) + 1 for _, item, _ in history]])
+    times = torch.tensor([[time for *_, time in history]])
+    with torch.inference_mode():
+        model = recommender.model
+        vector = model.encode_last(items, times, torch.tensor([len(history)]), torch.tensor([t_now]))
+        scores = (vector @ model.item_vectors().T)[0, 1:].tolist()
+    return sorted(zip(ids, scores, strict=True), key=lambda pair: -pair[1])
+
+
+def test_recommendations_are_the_models_best_items(recommender: Recommender, log: list[Any], events: Any) -> None:
+    """For every user, across batches, whatever the order of the rows."""
+    shuffled = events.sample(frac=1, random_state=0).sort_values("timestamp", kind="stable")
+    out = recommender.recommend(shuffled, t_now=NOW, k=4)
+    assert list(out.columns) == ["user_id", "item_id", "score", "rank"]
+    assert list(out["user_id"].unique()) == list(shuffled["user_id"].unique())
+    for user, part in out.groupby("user_id"):
+        expected = by_hand(recommender, log, user, NOW)[:4]
+        assert list(part["item_id"]) == [item for item, _ in expected]
+        assert part["score"].to_numpy() == pytest.approx([score for _, score in expected], abs=1e-6)
+        assert list(part["rank"]) == [1, 2, 3, 4]
+
+
+def test_the_same_kind_comes_back(recommender: Recommender, events: Any) -> None:
+    expected = recommender.recommend(events, t_now=NOW).to_dict("list")
+    polars = recommender.recommend(pl.DataFrame(events.to_dict("list")), t_now=NOW)
+    arrow = recommender.recommend(pa.Table.from_pandas(events), t_now=NOW)
+    assert isinstance(polars, pl.DataFrame) and polars.to_dict(as_series=False) == expected
+    assert isinstance(arrow, pa.Table) and arrow.to_pydict() == expected
+
+
+def test_user_ids_keep_their_type(recommender: Recommender, events: Any) -> None:
+    numbered = pl.DataFrame(events.to_dict("list")).with_columns(
+        pl.col("user_id").str.slice(1).cast(pl.Int16), pl.col("timestamp").cast(pl.Int32)
+    )
+    out = recommender.recommend(numbered, t_now=NOW, k=1)
+    assert out.schema["user_id"] == pl.Int16
+    categories = recommender.recommend(events.astype({"user_id": "category", "item_id": "category"}), t_now=NOW, k=1)
+    assert categories["user_id"].dtype == "category"
+
+
+def test_datetimes_are_seconds_and_decide_the_order_below_them(recommender: Recommender, events: Any) -> None:
+    expected = recommender.recommend(events, t_now=NOW)
+    times = pd.to_datetime(events["timestamp"], unit="s")
+    for column in (times, times.dt.tz_localize("UTC"), times.dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")):
+        pd.testing.assert_frame_equal(recommender.recommend(events.assign(timestamp=column), t_now=NOW), expected)
+    # Two events of one second, told apart by their milliseconds.
+    first, second = (pd.Timestamp(START, unit="s") + pd.Timedelta(milliseconds=ms) for ms in (100, 900))
+    pair = pd.DataFrame({"user_id": 1, "item_id": ["item 1", "item 2"], "timestamp": [second, first]})
+    whole = pd.DataFrame({"user_id": 1, "item_id": ["item 2", "item 1"], "timestamp": START})
+    pd.testing.assert_frame_equal(recommender.recommend(pair, NOW), recommender.recommend(whole, NOW))
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "2017-12-20T18:00:00Z",
+        "2017-12-20T19:00:00+01:00",
+        "1513792800",
+        1_513_792_800,
+        np.int64(1_513_792_800),
+        datetime(2017, 12, 20, 18, tzinfo=UTC),
+        datetime(2017, 12, 20, 19, 0, 0, 999_999, tzinfo=timezone(timedelta(hours=1))),
+        pd.Timestamp("2017-12-20 18:00", tz="UTC"),
+    ],
+)
+def test_ways_to_write_a_moment(moment: Any) -> None:
+    assert unix_seconds(moment) == 1_513_792_800
+
+
+@pytest.mark.parametrize(
+    ("moment", "said"),
+    [
+        ("2017-12-20T18:00:00", "no time zone"),
+        ("20171220", "no time zone"),
+        (datetime(2017, 12, 20, 18), "no time zone"),
+        ("Christmas", "not a moment"),
+        (1_513_792_800.0, "float"),
+        (True, "bool"),
+        (None, "NoneType"),
+    ],
+)
+def test_moments_that_are_refused(moment: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"{said}.*write it like '2017-12-20T18:00:00Z'"):
+        unix_seconds(moment)
+
+
+def test_a_moment_for_each_user(recommender: Recommender, log: list[Any], events: Any) -> None:
+    moments = {user: NOW + 86_400 * place for place, user in enumerate(events["user_id"].unique())}
+    out = recommender.recommend(events, t_now=moments, k=3)
+    for user, part in out.groupby("user_id"):
+        assert list(part["item_id"]) == [item for item, _ in by_hand(recommender, log, user, moments[user])[:3]]
+    stamped = events.assign(asked=pd.to_datetime(events["user_id"].map(moments), unit="s", utc=True))
+    pd.testing.assert_frame_equal(recommender.recommend(stamped, t_now="asked", k=3), out)
+    del moments["u01"]
+    with pytest.raises(ValueError, match="no moment for 1 of 20 users, the first is 'u01'"):
+        recommender.recommend(events, t_now=moments)
+    stamped.loc[stamped.index[stamped["user_id"] == "u02"][0], "asked"] += pd.Timedelta(days=1)
+    with pytest.raises(ValueError, match=r"one value per user, got .* for user 'u02'"):
+        recommender.recommend(stamped, t_now="asked")
+
+
+def test_the_past_is_refused_unless_asked_for(recommender: Recommender, log: list[Any], events: Any) -> None:
+    with pytest.raises(ValueError, match=r"t_now must not lie before a user's last event.*allow_past=True"):
+        recommender.recommend(events, t_now=START + 10)
+    out = recommender.recommend(events, t_now=START + 10, k=2, allow_past=True)
+    expected = [item for item, _ in by_hand(recommender, log, "u03", START + 10)[:2]]
+    assert list(out[out["user_id"] == "u03"]["item_id"]) == expected
+
+
+@pytest.mark.parametrize("filter_seen", ["window", "history"])
+def test_seen_items_are_left_out(recommender: Recommender, log: list[Any], events: Any, filter_seen: str) -> None:
+    out = recommender.recommend(events, t_now=NOW, k=15, filter_seen=filter_seen)
+    for user in events["user_id"].unique():
+        history = sorted((e for e in log if e[0] == user), key=lambda e: e[2])
+        seen = {item for _, item, _ in (history[-MAX_LEN:] if filter_seen == "window" else history)}
+        expected = [item for item, _ in by_hand(recommender, log, user, NOW) if item not in seen]
+        assert list(out[out["user_id"] == user]["item_id"]) == expected
+
+
+def test_unknown_items_are_refused_or_dropped(recommender: Recommender, events: Any) -> None:
+    expected = recommender.recommend(events, t_now=NOW)
+    new = pd.DataFrame({"user_id": "u01", "item_id": ["lamp", "sofa"], "timestamp": START + 5})
+    more = pd.concat([events, new])
+    with pytest.raises(ValueError, match="2 rows with 2 items that are not among the model's 15: 'lamp', 'sofa'"):
+        recommender.recommend(more, t_now=NOW)
+    pd.testing.assert_frame_equal(recommender.recommend(more, t_now=NOW, unknown_items="drop"), expected)
+    with pytest.raises(ValueError, match="user 'u99' has no event with a known item"):
+        recommender.recommend(pd.concat([events, new.assign(user_id="u99")]), t_now=NOW, unknown_items="drop")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda e: e.rename(columns={"item_id": "sku"}), "must have a column 'item_id', got user_id, sku, timestamp"),
+        (lambda e: e.assign(timestamp=e["timestamp"] * 1000), "looks like milliseconds"),
+        (lambda e: e.assign(timestamp=0), "must be positive Unix seconds"),
+        (lambda e: e.assign(timestamp=e["timestamp"] / 1), "whole Unix seconds or datetimes, got Float64"),
+        (lambda e: e.assign(item_id=7), "item_id must be text"),
+        (lambda e: e.assign(user_id=None), "rows without user_id; drop them"),
+        (lambda e: e.head(0), "events is empty"),
+        (lambda e: pl.LazyFrame(e.to_dict("list")), "collect a lazy frame first"),
+        (lambda e: e.to_numpy(), "got ndarray"),
+    ],
+)
+def test_bad_events(recommender: Recommender, events: Any, change: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        recommender.recommend(change(events), t_now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"t_now": NOW * 1000}, "t_now must be Unix seconds.*looks like milliseconds"),
+        ({"k": 0}, "k must be a whole number from 1, got 0"),
+        ({"filter_seen": "some"}, "filter_seen must be one of"),
+        ({"unknown_items": "ignore"}, "unknown_items must be one of"),
+    ],
+)
+def test_bad_arguments(recommender: Recommender, events: Any, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        recommender.recommend(events, **{"t_now": NOW, **arguments})
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([-1.0, -0.5, -0.0, 0.0, 0.5, 1.0]), min_size=6, max_size=6), min_size=1),
+    st.integers(1, 6),
+)
+def test_equal_scores_are_ordered_by_item(rows: list[list[float]], k: int) -> None:
+    expected = [sorted(range(6), key=lambda column: -row[column])[:k] for row in rows]
+    assert best_items(torch.tensor(rows), k).tolist() == expected
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40))
+def test_all_floats_are_ordered(row: list[float]) -> None:
+    expected = sorted(range(len(row)), key=lambda column: -row[column])
+    assert best_items(torch.tensor([row], dtype=torch.float32), len(row))[0].tolist() == expected
+
+
+def test_integer_items(tmp_path: Path) -> None:
+    data = prepared(write_parquet(tmp_path / "log.parquet", random_log()), tmp_path / "data")
+    recommender = Recommender.from_pretrained(make_run(data, tmp_path / "run"))
+    events = pl.DataFrame(random_log(), schema=["user_id", "item_id", "timestamp"], orient="row")
+    out = recommender.recommend(events, t_now=NOW)
+    assert out.schema == {"user_id": pl.Int64, "item_id": pl.Int64, "score": pl.Float32, "rank": pl.Int64}
+    with pytest.raises(ValueError, match="item_id must be integers"):
+        recommender.recommend(events.cast({"item_id": pl.String}), t_now=NOW)
+
+
+def test_a_run_of_another_catalogue_is_refused(run: Path, recommender: Recommender, tmp_path: Path) -> None:
+    smaller = prepared(write_parquet(tmp_path / "log.parquet", random_log(items=9)), tmp_path / "data")
+    write_catalogue(smaller, tmp_path / "catalogue")
+    with pytest.raises(ValueError, match="the catalogue has 9 items, the model 15"):
+        Recommender(recommender.model, Catalogue.load(tmp_path / "catalogue"))
+    (tmp_path / "catalogue" / "item_ids.npy").write_bytes(b"short")
+    with pytest.raises(ValueError, match="truncated or from another dataset"):
+        Catalogue.load(tmp_path / "catalogue")
+    with pytest.raises(FileNotFoundError, match="run made by `trope train`"):
+        Catalogue.load(tmp_path)
+
+
+def test_the_command(run: Path, data: Sequences, recommender: Recommender, log: list[Any]) -> None:
+    result = CliRunner().invoke(app, ["recommend", str(run), "--user", "u07", "--at", str(NOW), "-k", "3"])
+    assert result.exit_code == 0, result.output
+    for rank, (item, score) in enumerate(by_hand(recommender, log, "u07", NOW)[:3], start=1):
+        assert any(line.split()[0] == str(rank) and item in line and f"{score:.4f}" in line
+                   for line in result.output.splitlines() if line.strip())  # fmt: skip
+
+
+def test_the_command_uses_events_up_to_the_moment(run: Path, log: list[Any]) -> None:
+    times = sorted(time for user, _, time in log if user == "u07")
+    result = CliRunner().invoke(app, ["recommend", str(run), "--user", "u07", "--at", str(times[4])])
+    assert "from 5 events until" in " ".join(result.output.split())
+
+
+def test_the_commands_errors(run: Path, tmp_path: Path) -> None:
+    def said(*arguments: object) -> str:
+        command = [sys.executable, "-m", "trope", "recommend", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2 and "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+        return done.stderr
+
+    assert "has no user 'u99' among its 20" in said(run, "--user", "u99", "--at", NOW)
+    other = tmp_path / "other"
+    prepared(write_parquet(tmp_path / "log.parquet", random_log()), other)
+    assert "not the dataset this run was trained on" in said(run, "--user", "u07", "--at", NOW, "--data", other)

@@ -1,0 +1,112 @@
+"""DataFrames at the door: events of any kind that Narwhals knows come in, and recommendations of that kind go out.
+
+pandas, polars and Arrow tables are read column by column; none of the three is imported here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import narwhals.stable.v2 as nw
+import numpy as np
+import numpy.typing as npt
+
+USER, ITEM, TIME = "user_id", "item_id", "timestamp"
+SCORE, RANK = "score", "rank"
+_MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Events:
+    """A table of events, read and checked but still in its own order and with its own ids.
+
+    users: distinct user ids in order of appearance, U of them; rows: [n] each event's user as a place in `users`.
+    items: [n] original item ids. times: [n] Unix seconds. ticks: [n] times at the table's own resolution, to sort by.
+    """
+
+    frame: nw.DataFrame[Any]
+    users: list[int | str]
+    rows: npt.NDArray[np.int64]
+    items: list[int | str]
+    times: npt.NDArray[np.int64]
+    ticks: npt.NDArray[np.int64]
+
+
+def read_events(native: Any, text_items: bool) -> Events:
+    """Read a DataFrame of events with columns user_id, item_id and timestamp.
+
+    text_items: whether the catalogue's item ids are text; integers otherwise.
+    """
+    try:
+        frame = nw.from_native(native, eager_only=True)
+    except TypeError:
+        raise ValueError(
+            f"events must be a pandas or polars DataFrame or an Arrow table, got {type(native).__name__}; "
+            "collect a lazy frame first"
+        ) from None
+    for column in (USER, ITEM, TIME):
+        if column not in frame.columns:
+            raise ValueError(f"events must have a column {column!r}, got {', '.join(frame.columns)}; rename yours")
+        if frame[column].null_count():
+            raise ValueError(f"events has {frame[column].null_count():,} rows without {column}; drop them")
+    if len(frame) == 0:
+        raise ValueError("events is empty; give at least one event of each user to recommend for")
+    _check_items(frame[ITEM], text_items)
+    places: dict[int | str, int] = {}
+    rows = [places.setdefault(user, len(places)) for user in frame[USER].to_list()]
+    times, ticks = _seconds(frame[TIME])
+    return Events(frame, list(places), np.array(rows, np.int64), frame[ITEM].to_list(), times, ticks)
+
+
+def column_per_user(events: Events, column: str) -> dict[int | str, Any]:
+    """The one value of `column` that all rows of a user agree on."""
+    found: dict[int | str, Any] = {}
+    for row, value in zip(events.rows.tolist(), events.frame[column].to_list(), strict=True):
+        user = events.users[row]
+        if found.setdefault(user, value) != value:
+            raise ValueError(
+                f"column {column!r} must have one value per user, got {found[user]} and {value} for user {user!r}"
+            )
+    return found
+
+
+def write_recommendations(
+    events: Events,
+    rows: npt.NDArray[np.int64],
+    items: list[int | str],
+    scores: npt.NDArray[np.float32],
+    ranks: npt.NDArray[np.int64],
+) -> Any:
+    """A DataFrame of the events' kind with user_id (typed as it came), item_id, score and rank.
+
+    rows: each recommendation's user as a place in `events.users`.
+    """
+    _, first_events = np.unique(events.rows, return_index=True)
+    users = events.frame[USER][first_events[rows].tolist()]
+    backend = events.frame.implementation
+    table = nw.from_dict({ITEM: items, SCORE: scores.tolist(), RANK: ranks.tolist()}, backend=backend)
+    table = table.with_columns(users.alias(USER), nw.col(SCORE).cast(nw.Float32))
+    return table.select(USER, ITEM, SCORE, RANK).to_native()
+
+
+def _check_items(items: nw.Series[Any], text: bool) -> None:
+    """Ids are looked up as they are: 7 and '7' may be different items."""
+    kind = items.dtype
+    is_text = kind in (nw.String, nw.Categorical, nw.Enum, nw.Object)
+    if text and not is_text:
+        raise ValueError(f"{ITEM} must be text, as in the training data, got {kind}; cast the column")
+    if not text and not kind.is_integer():
+        raise ValueError(f"{ITEM} must be integers, as in the training data, got {kind}; cast the column")
+
+
+def _seconds(times: nw.Series[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Unix seconds, and the column's own finer ticks; a datetime without a zone is UTC, as `trope prepare` reads it."""
+    kind = times.dtype
+    if isinstance(kind, nw.Datetime):
+        ticks = times.dt.timestamp("us").to_numpy().astype(np.int64)
+        return ticks // _MICROSECONDS, ticks
+    if kind.is_integer():
+        seconds = times.to_numpy().astype(np.int64)
+        return seconds, seconds
+    raise ValueError(f"{TIME} must be whole Unix seconds or datetimes, got {kind}; convert the column")

@@ -1,0 +1,219 @@
+"""Recommendations for a moment: histories and `t_now` in, the best items of the whole catalogue out.
+
+Scores are cosines, exact, over every item; equal scores are ordered by item, so the same call gives the same answer.
+
+Shape letters: B batch, L positions, E width, V items, T jagged events, K recommendations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trope.data.sequences import FILTERS
+from trope.model import SequentialRecommender
+from trope.serve.catalogue import Catalogue
+from trope.serve.frames import Events, column_per_user, read_events, write_recommendations
+from trope.serve.moments import Moment, seconds_per_user
+from trope.validate import check_choice, check_event_values
+
+BEST, CATALOGUE = "best", "catalogue"
+
+
+class Histories(NamedTuple):
+    """Events of several users end to end: user b owns events offsets[b] .. offsets[b+1], in order of time."""
+
+    items: npt.NDArray[np.int64]  # [T] dense ids
+    times: npt.NDArray[np.int64]  # [T] Unix seconds
+    offsets: npt.NDArray[np.int64]  # [B+1]
+
+
+class Ranking(NamedTuple):
+    """Recommendations of several users end to end, each user's best first."""
+
+    rows: npt.NDArray[np.int64]  # whose, as a row of the histories
+    items: npt.NDArray[np.int64]  # dense ids
+    scores: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.int64]  # from 1
+
+
+class Recommender:
+    """A trained model with its catalogue, ready to answer.
+
+    Args:
+        model: the trained network.
+        catalogue: original ids and names of its items.
+        device: where to compute; auto takes a GPU where there is one.
+    """
+
+    def __init__(self, model: SequentialRecommender, catalogue: Catalogue, device: str = "auto") -> None:
+        if len(catalogue) != model.num_items:
+            raise ValueError(
+                f"the catalogue has {len(catalogue):,} items, the model {model.num_items:,}; they are of different runs"
+            )
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = model.to(device).eval()
+        self.catalogue = catalogue
+        self.device = torch.device(device)
+        with torch.inference_mode():
+            self._vectors_VE = self.model.item_vectors()
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, device: str = "auto") -> Recommender:
+        """Open a run made by `trope train`, or a folder with a model and its catalogue; nothing is unpickled."""
+        folder = Path(folder)
+        best = folder / BEST
+        model = SequentialRecommender.from_pretrained(best if best.is_dir() else folder)
+        return cls(model, Catalogue.load(folder / CATALOGUE), device)
+
+    def recommend(
+        self,
+        events: Any,
+        t_now: Moment | Mapping[int | str, Moment],
+        k: int = 10,
+        filter_seen: str = "none",
+        *,
+        unknown_items: str = "refuse",
+        allow_past: bool = False,
+    ) -> Any:
+        """The `k` best items of each user at `t_now`: a DataFrame of the events' kind (user_id, item_id, score, rank).
+
+        Args:
+            events: pandas or polars DataFrame or Arrow table with user_id, item_id and timestamp (whole Unix seconds,
+                or datetimes, UTC where they have no zone), in any order; the model looks at a user's last `max_len`.
+            t_now: ISO 8601 with a zone, Unix seconds, or a datetime with a zone; or one for each user, as a mapping or
+                as the name of a column of `events`.
+            k: recommendations per user; fewer where the catalogue has not that many left.
+            filter_seen: leave out `none`, the items of the `window` looked at, or of the whole `history`.
+            unknown_items: `refuse` events with items the model does not know, or `drop` them.
+            allow_past: accept a `t_now` before a user's last event.
+        """
+        check_choice("unknown_items", unknown_items, ("refuse", "drop"))
+        table = read_events(events, self.catalogue.is_text)
+        if isinstance(t_now, str) and t_now in table.frame.columns:
+            t_now = column_per_user(table, t_now)
+        moments = np.array(seconds_per_user(t_now, table.users), np.int64)
+        histories = self._histories(table, drop=unknown_items == "drop")
+        _check_values(histories, moments)
+        if not allow_past:
+            _refuse_past(table.users, histories, moments)
+        ranking = self._rank(histories, moments, k, filter_seen)
+        items = self.catalogue.originals(ranking.items)
+        return write_recommendations(table, ranking.rows, items, ranking.scores, ranking.ranks)
+
+    def rank(
+        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int = 10, filter_seen: str = "none"
+    ) -> Ranking:
+        """The same on arrays with dense ids; `t_now` has one moment per history and may lie before its last event."""
+        _check_values(histories, t_now)
+        return self._rank(histories, t_now, k, filter_seen)
+
+    def _rank(self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str) -> Ranking:
+        check_choice("filter_seen", filter_seen, FILTERS)
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ValueError(f"k must be a whole number from 1, got {k!r}")
+        parts = list(self._rank_batches(histories, t_now, min(k, len(self.catalogue)), filter_seen))
+        return Ranking(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def _histories(self, events: Events, drop: bool) -> Histories:
+        """Each user's known events in order of time; equal times keep the table's order."""
+        dense = self.catalogue.dense(events.items)
+        order = np.lexsort((events.ticks, events.rows))
+        if (dense == 0).any():
+            if not drop:
+                raise ValueError(_unknown(events, dense, len(self.catalogue)))
+            order = order[dense[order] > 0]
+        counts = np.bincount(events.rows[order], minlength=len(events.users))
+        if counts.min() == 0:
+            lost = events.users[int(counts.argmin())]
+            raise ValueError(f"user {lost!r} has no event with a known item; leave such users out of events")
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        return Histories(dense[order], events.times[order], offsets)
+
+    @torch.inference_mode()
+    def _rank_batches(
+        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str
+    ) -> Iterator[Ranking]:
+        size, total = self.model.config.eval.batch, len(t_now)
+        for first in range(0, total, size):
+            rows = np.arange(first, min(first + size, total))
+            items_BL, times_BL, lengths_B = self._window(histories, rows)
+            out_BE = self.model.encode_last(items_BL, times_BL, lengths_B, self._tensor(t_now[rows]))
+            scores_BV = out_BE @ self._vectors_VE.T
+            scores_BV[:, 0] = -torch.inf  # padding
+            if filter_seen == "window":
+                scores_BV.scatter_(1, items_BL, -torch.inf)
+            if filter_seen == "history":
+                seen, owners = _flatten(histories.offsets[rows], histories.offsets[rows + 1])
+                scores_BV[self._tensor(owners), self._tensor(histories.items[seen])] = -torch.inf
+            items_BK = best_items(scores_BV, k)
+            scores = scores_BV.gather(1, items_BK).cpu().numpy()
+            kept, places = np.nonzero(np.isfinite(scores))
+            yield Ranking(rows[kept], items_BK.cpu().numpy()[kept, places], scores[kept, places], places + 1)
+
+    def _window(self, histories: Histories, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
+        """The last `max_len` events of some users, right-padded: items with 0, times with the last one."""
+        begins, ends = histories.offsets[rows], histories.offsets[rows + 1]
+        lengths = np.minimum(ends - begins, self.model.config.model.max_len)
+        places = np.arange(lengths.max())
+        where = np.minimum((ends - lengths)[:, None] + places, ends[:, None] - 1)
+        items = np.where(places < lengths[:, None], histories.items[where], 0)
+        return self._tensor(items), self._tensor(histories.times[where]), self._tensor(lengths)
+
+    def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+
+def best_items(scores_BV: Tensor, k: int) -> Tensor:
+    """The `k` best columns of each row, best first; equal scores in order of column, which topk alone leaves open.
+
+    scores_BV: float32. Score and column are packed into one integer key, so that no two keys are equal.
+    """
+    bits = (scores_BV + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    # Of negative floats the bits fall as the number rises: flip all but the sign, and integers sort as the floats do.
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    columns = torch.arange(scores_BV.shape[1], device=scores_BV.device)
+    keys = (rising.long() << 32) | (0xFFFFFFFF - columns)
+    return 0xFFFFFFFF - (keys.topk(k, dim=1).values & 0xFFFFFFFF)
+
+
+def _flatten(
+    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Every position of the ranges [start, end) in turn, and the range each is in."""
+    owners = np.repeat(np.arange(len(starts)), ends - starts)
+    firsts = np.cumsum(ends - starts) - (ends - starts)
+    return np.arange(len(owners)) + (starts - firsts)[owners], owners
+
+
+def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
+    times, offsets, moments = (torch.from_numpy(x) for x in (histories.times, histories.offsets, t_now))
+    check_event_values(times, None, offsets, moments, allow_past=True)
+
+
+def _refuse_past(users: list[int | str], histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
+    last = histories.times[histories.offsets[1:] - 1]
+    early = np.flatnonzero(t_now < last)
+    if len(early):
+        row = early[0]
+        raise ValueError(
+            f"t_now must not lie before a user's last event, got {t_now[row]} < {last[row]} for user {users[row]!r} "
+            f"({len(early):,} users in all); cut the events at t_now, or pass allow_past=True if looking back is meant"
+        )
+
+
+def _unknown(events: Events, dense: npt.NDArray[np.int64], known: int) -> str:
+    where = np.flatnonzero(dense == 0)
+    examples = list(dict.fromkeys(events.items[place] for place in where.tolist()))
+    shown = ", ".join(repr(item) for item in examples[:3]) + (", ..." if len(examples) > 3 else "")
+    return (
+        f"events has {len(where):,} rows with {len(examples):,} items that are not among the model's {known:,}: "
+        f"{shown}; pass unknown_items='drop' to leave them out, or train on data that has them"
+    )
