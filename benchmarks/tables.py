@@ -3,12 +3,14 @@
     python benchmarks/tables.py           # rewrite the tables in place
     python benchmarks/tables.py --check   # exit 1 if a table does not say what its file says (tests do this)
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`, a single number between `<!-- value: NAME -->` and
+`<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -16,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/method.md")
-BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+VALUE = re.compile(r"(<!-- value: (?P<name>[\w-]+) -->).*?(<!-- end -->)")
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -64,12 +67,21 @@ def phases() -> str:
     return markdown(header, [[r[k] for k in keys] for r in rows("phases.csv")])
 
 
+def prepared(key: str) -> float:
+    return float(json.loads((ROOT / "results" / "prepare-158m.json").read_text())[key])
+
+
 TABLES: dict[str, Callable[[], str]] = {"kernels": kernels, "phases": phases}
+VALUES: dict[str, Callable[[], str]] = {
+    "prepare-minutes": lambda: f"{prepared('wall_s') / 60:.1f}",
+    "prepare-memory": lambda: f"{prepared('peak_memory_gib'):.1f}",
+}
 
 
 def written(text: str) -> str:
-    """A page's text with every table made anew."""
-    return BLOCK.sub(lambda m: f"{m[1]}{TABLES[m['name']]()}\n{m[3]}", text)
+    """A page's text with every table and number made anew."""
+    text = TABLE.sub(lambda m: f"{m[1]}{TABLES[m['name']]()}\n{m[3]}", text)
+    return VALUE.sub(lambda m: f"{m[1]}{VALUES[m['name']]()}{m[3]}", text)
 
 
 def main() -> None:
