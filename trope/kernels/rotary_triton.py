@@ -1,10 +1,11 @@
 """The fused rotary kernels: times -> phases -> cos, sin -> rotated q and k in one pass, and the backward of Algorithm 3
 with the gradient of the frequencies reduced inside the kernel.
 
-Notable: cos and sin are formed once per (token, plane) in registers and serve all heads; one kernel body serves
-both directions; the backward needs neither the angles nor the rotated output from memory; each program writes one
-partial row of the frequency gradient and the rows are summed in a fixed order, so gradients are deterministic; inputs
-may be strided views (the q and k slices of a joint projection, or the transposed gradients of attention).
+Notable: one launch turns q and k, whose directions are signs of their frequencies; cos and sin are formed in
+registers and serve a group of heads; the backward needs neither the angles nor the rotated output from memory; each
+program writes one partial row of the frequency gradient and the rows are summed in a fixed order, so gradients are
+deterministic; inputs may be strided views (the q and k slices of a joint projection, the transposed gradients of
+attention).
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: B batch, L positions, T tokens (B * L), H heads, D head dim, P planes, C coordinates.
