@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 
 from trope.data.sequences import EvalBatch, Sequences
+from trope.evaluate import Scorer
 from trope.ranking import TileScores
 
 HOURS = 24
+
+
+def baselines(data: Sequences, split: str) -> dict[str, Scorer]:
+    """Both by the name they have in tables, to be ranked by `trope.evaluate.rank_users`."""
+    return {"most popular": MostPopular(data), f"popular in {HOURS} h": RecentlyPopular(data, split)}
 
 
 class MostPopular:

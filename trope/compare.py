@@ -1,0 +1,84 @@
+"""Which of several runs is better, and whether that is more than chance: paired bootstrap over users.
+
+Every run is compared with the first. All runs and metrics share the same draws of users, so what one user is like
+cancels out, and only how differently the runs treat that user is left.
+
+Shapes: U users, M metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trope import rank_file
+from trope.metrics import Floats, Interval, bootstrap, per_user
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One system: its metrics, and how far they are from the first system's (None for the first itself).
+
+    name: for the table. values, difference: intervals of [M].
+    """
+
+    name: str
+    values: Interval
+    difference: Interval | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several systems on the same users.
+
+    metrics: names of the M metrics. users: how many. systems: in the order given.
+    """
+
+    metrics: list[str]
+    users: int
+    systems: list[Compared]
+
+
+def compare_runs(runs: Sequence[Path], split: str = "test", resamples: int = 10_000, seed: int = 0) -> Comparison:
+    """Compare runs by the ranks that `trope evaluate` kept; they must rank the same positives among the same items."""
+    if len(runs) < 2:
+        raise ValueError(f"a comparison needs at least two runs, got {len(runs)}")
+    values = {}
+    (first, about), *_ = loaded = [rank_file.load(run, split) for run in runs]
+    for run, name, (result, its_about) in zip(runs, _names(runs), loaded, strict=True):
+        if reason := about.difference(its_about):
+            raise ValueError(f"{runs[0]} and {run} cannot be compared: {reason}; evaluate both on the same data, alike")
+        if not (np.array_equal(first.users, result.users) and np.array_equal(first.offsets, result.offsets)):
+            raise ValueError(f"the ranks of {runs[0]} and {run} are of different users; evaluate both again")
+        values[name] = per_user(result.places)
+    return compare_values(values, resamples, seed)
+
+
+def compare_values(values: dict[str, dict[str, Floats]], resamples: int = 10_000, seed: int = 0) -> Comparison:
+    """Compare systems by per-user metrics, `values[system][metric]` of [U]; the first system is the reference."""
+    names = list(values)
+    metrics = list(values[names[0]])
+    each = [np.stack([values[name][metric] for metric in metrics], axis=1) for name in names]
+    # All systems and differences side by side in one bootstrap: drawing users is what takes the time.
+    apart = [ours - each[0] for ours in each[1:]]
+    intervals = _split(bootstrap(np.hstack([*each, *apart]), resamples, seed), len(each) + len(apart))
+    differences = [None, *intervals[len(each) :]]
+    systems = [Compared(*row) for row in zip(names, intervals[: len(each)], differences, strict=True)]
+    return Comparison(metrics, len(each[0]), systems)
+
+
+def _split(interval: Interval, parts: int) -> list[Interval]:
+    columns = (np.split(values, parts) for values in interval)
+    return [Interval(*part) for part in zip(*columns, strict=True)]
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    """Folder names, or whole paths where two folders are called the same."""
+    short = [run.resolve().name for run in runs]
+    names = short if len(set(short)) == len(short) else [str(run) for run in runs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"a run is compared with itself: {', '.join(names)}; name each run once")
+    return names

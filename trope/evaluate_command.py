@@ -1,0 +1,103 @@
+"""The command `trope evaluate`: a run's best model and two baselines, ranked alike, in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trope.config import Config
+    from trope.data.sequences import Sequences
+    from trope.evaluate import EvalResult
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run made by `trope train`.")],
+    data: Annotated[Path | None, typer.Option(help="The dataset, if it is not where it was in training.")] = None,
+    split: Annotated[str, typer.Option(help="test or valid.")] = "test",
+    json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="eval.filter_seen=history and the like; may be repeated.")
+    ] = None,
+) -> None:
+    """Rank the full catalogue for every user of a split, by the run's best model and by popularity.
+
+    The ranks are kept in the run folder, for `trope compare`.
+    """
+    import torch
+
+    from trope import environment, rank_file
+    from trope.baselines import baselines
+    from trope.evaluate import evaluate as evaluate_model
+    from trope.evaluate import rank_users
+    from trope.model import SequentialRecommender
+    from trope.run_folder import CONFIG, write_json
+
+    store = open_data(run, data)
+    model = SequentialRecommender.from_pretrained(run / "best")
+    config = _configure(run / CONFIG, settings or [])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, store = model.to(device), store.to(device)
+    max_len = config.model.max_len
+    ours = evaluate_model(model, store, split, config.eval, max_len, progress=True)
+    results = {run.resolve().name: ours}
+    for name, scorer in baselines(store, split).items():
+        results[name] = rank_users(scorer, store, split, config.eval, max_len, progress=True)
+    about = rank_file.About(store.meta["checksum"], store.protocol.name, split, config.eval.filter_seen, max_len)
+    saved = rank_file.save(run, ours, about)
+    _show(results, f"{store.path.name}, {about.protocol}, {split}, filter_seen {about.filter_seen}")
+    typer.echo(f"\nranks: {saved}")
+    if json is not None:
+        write_json(json, {**vars(about), **_summary(results), "environment": environment.describe()})
+        typer.echo(f"wrote {json}")
+
+
+def open_data(run: Path, data: Path | None) -> Sequences:
+    """The dataset that a run was trained on, and no other: dense ids only mean something in their own."""
+    from trope.data.sequences import Sequences
+    from trope.run_folder import read_data
+
+    recorded = read_data(run)
+    path = data or Path(recorded["path"])
+    if not path.is_dir():
+        raise FileNotFoundError(f"the dataset of {run} is not at {path}; say where it is with --data")
+    found = Sequences.load(path)
+    if found.meta["checksum"] != recorded["checksum"]:
+        raise ValueError(
+            f"{path} is not the dataset that {run} was trained on: its checksum is {found.meta['checksum'][:12]}..., "
+            f"the run's {recorded['checksum'][:12]}...; give the right one with --data"
+        )
+    return found
+
+
+def _configure(path: Path, settings: list[str]) -> Config:
+    """The run's config with settings of its evaluation changed; the rest was decided in training."""
+    from trope.config import read_toml, with_settings
+
+    for setting in settings:
+        if not setting.strip().startswith("eval."):
+            raise ValueError(f"only eval.* can be set when a run is evaluated, got {setting!r}; train another run")
+    return with_settings(read_toml(path), settings)
+
+
+def _summary(results: dict[str, EvalResult]) -> dict[str, Any]:
+    """Counts, and every system's metrics as fractions."""
+    first = next(iter(results.values()))
+    metrics = {name: result.metrics for name, result in results.items()}
+    return {"users": len(first.users), "positives": len(first.ranks), "metrics": metrics}
+
+
+def _show(results: dict[str, EvalResult], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    summary = _summary(results)
+    counts = f"{summary['users']:,} users, {summary['positives']:,} positives, percent"
+    table = Table("", *results, title=f"{title}\n{counts}", title_justify="left", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for metric in next(iter(results.values())).metrics:
+        table.add_row(metric, *(f"{100 * result.metrics[metric]:.2f}" for result in results.values()))
+    Console().print(table)
