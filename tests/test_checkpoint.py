@@ -1,0 +1,171 @@
+"""Checkpoints: whole or not there, the last two and the best, and nothing in them is ever run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from training import one_thread, tiny, tiny_data, weights
+
+from trope import checkpoint
+from trope.checkpoint import Checkpoints, TrainState
+from trope.data.sequences import Sequences
+from trope.model import SequentialRecommender
+from trope.train import make_optimizer, train
+
+__all__ = ["one_thread"]  # a fixture for every test in here
+SPAN = (1_500_000_000, 1_600_000_000)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    return tiny_data(tmp_path_factory.mktemp("checkpoint"))
+
+
+def make(items: int = 9, *settings: str) -> tuple[SequentialRecommender, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = SequentialRecommender(tiny(*settings), items, SPAN)
+    optimizer = make_optimizer(model, tiny(*settings))
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return model, optimizer
+
+
+def names(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_what_is_saved_comes_back_to_the_bit(tmp_path: Path) -> None:
+    model, optimizer = make()
+    optimizer.param_groups[1]["lr"] = 1 / 3
+    state = TrainState(2, 3, 17, loss_sum=0.1 + 0.2, best=1 / 7, best_epoch=1, best_metrics={"HR@10": 1 / 7}, stalled=1)
+    Checkpoints(tmp_path).save(model, optimizer, state)
+    torch.manual_seed(5)
+    fresh = SequentialRecommender(tiny(), 9, SPAN)
+    fresh_optimizer = make_optimizer(fresh, tiny())
+    latest = Checkpoints(tmp_path).latest()
+    assert latest is not None
+    assert checkpoint.load(latest, fresh, fresh_optimizer) == state
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], tensor), name
+    for mine, theirs in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert optimizer.state[mine].keys() == fresh_optimizer.state[theirs].keys()
+        for moment, value in optimizer.state[mine].items():
+            assert torch.equal(fresh_optimizer.state[theirs][moment], value)
+    assert [group["lr"] for group in fresh_optimizer.param_groups] == [1e-3, 1 / 3]
+
+
+def test_the_last_two_and_the_best_are_kept(tmp_path: Path) -> None:
+    model, optimizer = make()
+    checkpoints = Checkpoints(tmp_path)
+    for epoch, best_epoch in ((1, 1), (2, 2), (3, 2), (10, 2)):
+        with torch.no_grad():
+            model.items.weight.fill_(epoch)
+        checkpoints.save(model, optimizer, TrainState(epoch, 0, 5 * epoch, best=0.5, best_epoch=best_epoch))
+    assert names(tmp_path) == ["epoch0003-step00000015", "epoch0010-step00000050"]
+    assert SequentialRecommender.from_pretrained(tmp_path / "best").items.weight[1, 0] == 2
+    # Of the same step, the one in which the epoch is over comes later.
+    checkpoints.save(model, optimizer, TrainState(11, 0, 50))
+    assert checkpoints.latest() == tmp_path / "checkpoints" / "epoch0011-step00000050"
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = make()
+    Checkpoints(tmp_path).save(model, optimizer, TrainState(1, 0, 5))
+
+    def full(*arguments: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="no space"):
+        Checkpoints(tmp_path).save(model, optimizer, TrainState(2, 0, 10))
+    assert names(tmp_path) == ["epoch0001-step00000005"]
+
+
+def test_a_best_model_lost_to_a_kill_is_published_again_on_resume(data: Sequences, tmp_path: Path) -> None:
+    """Killed between the checkpoint and best/, or in the middle of replacing it."""
+    run = tmp_path / "run"
+    train(data, tiny("train.epochs=1"), run, "cpu", progress=False)
+    expected = weights(run)
+    (run / "best").rename(run / ".best.old-x")
+    (run / "checkpoints" / ".partial-x").mkdir()
+    train(data, tiny("train.epochs=1"), run, "cpu", resume=True, progress=False)
+    assert weights(run) == expected
+    assert not (run / ".best.old-x").exists() and not (run / "checkpoints" / ".partial-x").exists()
+
+
+class Malice:
+    """Unpickled, it leaves a file; harmless as long as nobody does."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self.mark}",)
+
+
+def test_a_malicious_pickle_in_a_checkpoint_stays_harmless(data: Sequences, tmp_path: Path) -> None:
+    """Beside the files, under every name that some loader would take; and in place of each of them."""
+    run, mark = tmp_path / "run", tmp_path / "mark"
+    train(data, tiny("train.epochs=1"), run, "cpu", progress=False)
+    bomb = pickle.dumps(Malice(mark))
+    pickle.loads(bomb)
+    assert mark.exists()
+    mark.unlink()
+    last = next((run / "checkpoints").iterdir())
+    for folder in (run, run / "best", last, last / "model"):
+        for name in ("pytorch_model.bin", "model.pt", "optimizer.pt", "state.pkl", "data.pkl", "model.ckpt"):
+            (folder / name).write_bytes(bomb)
+    train(data, tiny("train.epochs=2"), run, "cpu", resume=True, progress=False)
+    last = sorted((run / "checkpoints").iterdir())[-1]
+    for file in ("model/model.safetensors", "model/config.json", "optimizer.safetensors", "state.json"):
+        copy = tmp_path / "copy"
+        shutil.copytree(run, copy)
+        (copy / "checkpoints" / last.name / file).write_bytes(bomb)
+        with pytest.raises(ValueError, match=Path(file).name):
+            train(data, tiny("train.epochs=3"), copy, "cpu", resume=True, progress=False)
+        shutil.rmtree(copy)
+    assert not mark.exists()
+
+
+def test_a_checkpoint_with_another_catalogue_or_of_another_model_is_refused(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(*make(), TrainState(1, 0, 5))
+    latest = Checkpoints(tmp_path).latest()
+    assert latest is not None
+    with pytest.raises(ValueError, match="knows 9 items, the data have 10"):
+        checkpoint.load(latest, *make(10))
+    with pytest.raises(ValueError, match="of another model"):
+        checkpoint.load(latest, *make(9, "model.width=16"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("state.json", "{", "missing or damaged"),
+        ("state.json", '{"format": 99}', "format 99"),
+        ("state.json", '{"format": 1, "mood": "good"}', "foreign or damaged"),
+        ("optimizer.safetensors", "truncated", "optimizer.safetensors"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_with_advice(tmp_path: Path, file: str, content: str, words: str) -> None:
+    model, optimizer = make()
+    Checkpoints(tmp_path).save(model, optimizer, TrainState(1, 0, 5))
+    latest = Checkpoints(tmp_path).latest()
+    assert latest is not None
+    (latest / file).write_text(content)
+    with pytest.raises(ValueError, match=words) as caught:
+        checkpoint.load(latest, model, optimizer)
+    assert "remove" in str(caught.value)
+
+
+def test_a_state_file_is_plain_json(tmp_path: Path) -> None:
+    """Strict JSON: other tools read it too, and a best of minus infinity would not be."""
+    Checkpoints(tmp_path).save(*make(), TrainState())
+    text = next(tmp_path.glob("checkpoints/*/state.json")).read_text()
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))

@@ -1,0 +1,296 @@
+"""Training: what it leaves behind, that it learns, and that it stops, resumes and divides as it promises."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training import SIZE, in_background, last_step, one_thread, tiny, tiny_data, weights
+from typer.testing import CliRunner
+
+from trope import train as training
+from trope.checkpoint import TrainState
+from trope.cli import app
+from trope.config import read_toml
+from trope.data.sequences import Sequences
+from trope.distributed import Group, process_group
+from trope.model import SequentialRecommender
+from trope.rotary import frequency_parameters
+from trope.train import Interrupted, Trainer, make_optimizer, train
+from trope.train_guard import Diverged
+from trope.train_step import Feed
+
+__all__ = ["one_thread"]  # a fixture for every test in here
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    return tiny_data(tmp_path_factory.mktemp("train"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three epochs from end to end."""
+    run = tmp_path_factory.mktemp("runs") / "undisturbed"
+    train(data, tiny(), run, "cpu", progress=False)
+    return run
+
+
+def rows(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def untimed(log: list[dict]) -> list[dict]:
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in log]
+
+
+def test_a_run_folder_has_everything_and_is_quiet_to_the_callers_random_numbers(
+    data: Sequences, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    metrics = train(data, tiny("train.epochs=4"), run, "cpu", progress=False)
+    assert torch.equal(torch.rand(3), expected)
+    assert {path.name for path in run.iterdir()} >= {
+        "config.toml", "env.json", "data.json", "log.jsonl", "metrics.json", "best", "catalogue", "checkpoints",
+    }  # fmt: skip
+    assert read_toml(run / "config.toml") == tiny("train.epochs=4")
+    assert json.loads((run / "metrics.json").read_text()) == metrics
+    assert 0 <= metrics["test"]["HR@10"] <= 1 and metrics["epochs"] == 4
+    assert [row["epoch"] for row in rows(run)] == [1, 2, 3, 4]
+    assert metrics["valid"]["HR@10"] == max(row["HR@10"] for row in rows(run))
+    assert len(list((run / "checkpoints").iterdir())) == 2
+    assert SequentialRecommender.from_pretrained(run / "best").num_items == data.num_items
+    assert not list(run.rglob("*partial*"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("train.negative_source=batch", "train.logq=true"),
+        ("train.shared_negatives=true", "train.clip=0.5"),
+        ("train.loss=full", "train.stride=3"),
+        ("train.precision=bf16", "train.eval_every=2"),
+    ],
+)
+def test_every_way_to_train_learns(data: Sequences, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    train(data, tiny("train.lr=0.01", "train.epochs=6", *settings), tmp_path / "run", "cpu", progress=False)
+    losses = [row["epoch_loss"] for row in rows(tmp_path / "run") if "epoch_loss" in row]
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_frequencies_have_a_group_without_decay(data: Sequences) -> None:
+    config = tiny("train.frequency_lr=0.003", "train.weight_decay=0.1")
+    model = SequentialRecommender(config, data.num_items, data.time_span)
+    decayed, frequencies = make_optimizer(model, config).param_groups
+    assert [id(p) for p in frequencies["params"]] == [id(p) for p in frequency_parameters(model)]
+    assert (frequencies["lr"], frequencies["weight_decay"]) == (0.003, 0.0)
+    assert (decayed["lr"], decayed["weight_decay"]) == (0.001, 0.1)
+    assert len(decayed["params"]) + len(frequencies["params"]) == len(list(model.parameters()))
+    assert len(make_optimizer(SequentialRecommender(tiny(model="hstu"), 5, (1, 2)), tiny()).param_groups) == 1
+
+
+def test_an_epoch_has_every_window_once_in_an_order_of_its_own(data: Sequences) -> None:
+    feed = Feed(data, tiny(), Group(0, 1, CPU))
+    whole = data.cut(feed.windows, 8)
+    orders = []
+    for epoch in (0, 1):
+        batches = [feed(epoch, index, index).batch for index in range(feed.steps)]
+        seen = torch.cat([torch.cat((b.items, b.target_times), dim=1) for b in batches])
+        orders.append(seen)
+        assert sorted(seen.tolist()) == sorted(torch.cat((whole.items, whole.target_times), dim=1).tolist())
+    assert not torch.equal(*orders)
+
+
+def test_the_learning_rate_falls_on_a_plateau_and_training_stops_early(
+    data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation is best in epoch 2 of at most 30; patience 2 reduces at the third stalled one, and stops after 5."""
+    scores = iter([0.1, 0.3, *[0.2] * 40])
+
+    class Fixed:
+        def __init__(self, split: str) -> None:
+            self.metrics = {"HR@10": next(scores) if split == "valid" else 0.0}
+
+    monkeypatch.setattr(training, "evaluate", lambda model, data, split, *rest: Fixed(split))
+    settings = ("train.epochs=30", "train.patience=2", "train.early_stop=5", "train.factor=0.5")
+    metrics = train(data, tiny(*settings), tmp_path / "run", "cpu", progress=False)
+    assert (metrics["best_epoch"], metrics["epochs"]) == (2, 7)
+    assert [row["lr"] for row in rows(tmp_path / "run")] == [1e-3, 1e-3, 1e-3, 1e-3, 5e-4, 5e-4, 5e-4]
+
+
+def test_killed_ten_times_at_random_moments_a_run_ends_with_the_same_bytes(data: Sequences, tmp_path: Path) -> None:
+    """SIGKILL while steps, validations and checkpoints are under way, then resumed, ten times over."""
+    settings = ("train.epochs=40", "train.early_stop=40")
+    reference, run = tmp_path / "reference", tmp_path / "run"
+    process = in_background(data.path, settings, reference)
+    process.join(60)
+    assert process.exitcode == 0
+    moments = random.Random(7)
+    steps = [0]
+    for life in range(10):
+        process = in_background(data.path, settings, run, checkpoint_seconds=0.01)
+        # The first life may end before anything is saved; the others get a little further, however slow the machine.
+        while life and process.is_alive() and last_step(run) <= steps[-1]:
+            time.sleep(0.005)
+        process.join(moments.uniform(0, 0.15))
+        assert process.exitcode is None, f"the run ended after {life} kills; make it longer"
+        process.kill()
+        process.join()
+        steps.append(last_step(run))
+    assert 0 < steps[-1] < last_step(reference)
+    process = in_background(data.path, settings, run)
+    process.join(60)
+    assert process.exitcode == 0
+    assert weights(run) == weights(reference)
+    assert untimed(rows(run)) == untimed(rows(reference))
+    assert not list(run.rglob("*partial*"))
+
+
+@pytest.mark.parametrize("model", ["sasrec", "tisasrec", "hstu-time", "hstu-torope"])
+def test_each_model_resumes_to_the_same_bytes(data: Sequences, tmp_path: Path, model: str) -> None:
+    config = tiny(model=model) if model.startswith("hstu") else tiny("train.epochs=2", model=model)
+    train(data, config, tmp_path / "whole", "cpu", progress=False)
+    with process_group("cpu") as group:
+        trainer = Trainer(data, config, tmp_path / "parts", group, resume=False)
+        for _ in range(2):
+            trainer.step()
+        trainer.save()
+    train(data, config, tmp_path / "parts", "cpu", resume=True, progress=False)
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_exits_with_its_code(
+    data: Sequences, undisturbed: Path, tmp_path: Path, signum: signal.Signals, code: int, monkeypatch
+) -> None:
+    """The signal arrives in the middle of the third step; that step is finished, saved, and not done again."""
+    step = Trainer.step
+
+    def interrupted_step(self: Trainer):
+        if self.state.step == 2:
+            os.kill(os.getpid(), signum)
+        return step(self)
+
+    before = signal.getsignal(signum)
+    monkeypatch.setattr(Trainer, "step", interrupted_step)
+    arguments = ["train", str(data.path), "--out", str(tmp_path / "run"), "--device", "cpu", "--no-progress"]
+    chosen = [part for setting in SIZE for part in ("--set", setting)]
+    result = CliRunner().invoke(app, [*arguments, *chosen])
+    assert result.exit_code == code, result.output
+    assert "--resume" in result.output
+    assert signal.getsignal(signum) is before
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch0000-step00000003"]
+    monkeypatch.undo()
+    result = CliRunner().invoke(app, [*arguments, "--resume"])  # the run knows its own config
+    assert result.exit_code == 0, result.output
+    assert weights(tmp_path / "run") == weights(undisturbed)
+
+
+def test_a_loss_that_is_not_finite_stops_and_says_where(data: Sequences, tmp_path: Path) -> None:
+    """A weight is broken after a good checkpoint; the message has step and tensor, and the checkpoint stays."""
+    with process_group("cpu") as group:
+        trainer = Trainer(data, tiny(), tmp_path / "run", group, resume=False)
+        trainer.step()
+        trainer.save()
+        name, parameter = next((n, p) for n, p in trainer.model.named_parameters() if "blocks" in n)
+        parameter.register_hook(lambda gradient: gradient * math.nan)
+        trainer.step()
+        trainer.step()
+        with pytest.raises(Diverged, match=rf"step 2: .*{name}.* good checkpoint is .*epoch0000-step00000001.*lr"):
+            trainer.save()
+    left = list((tmp_path / "run" / "checkpoints").iterdir())
+    assert [path.name for path in left] == ["epoch0000-step00000001"]
+    assert all(tensor.isfinite().all() for tensor in load_file(left[0] / "model" / "model.safetensors").values())
+
+
+def test_a_diverged_run_ends_with_exit_code_1(data: Sequences, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(
+        training, "Objective", lambda model, temperature: lambda work: model.items.weight.sum() * math.nan
+    )
+    chosen = [part for setting in SIZE for part in ("--set", setting)]
+    result = CliRunner().invoke(app, ["train", str(data.path), "--out", str(tmp_path / "r"), "--no-progress", *chosen])
+    assert result.exit_code == 1
+    assert "step 1" in result.output and "items.weight" in result.output and "loss was nan" in result.output
+
+
+def test_two_processes_give_the_result_of_one(data: Sequences, tmp_path: Path) -> None:
+    """torchrun with two CPU processes, the same global batch; a last batch of one row leaves a process without any."""
+    batch = len(data.train_windows(8).starts) - 1
+    settings = (*SIZE, f"train.batch={batch}", "model.dropout=0.0", "train.negative_source=batch", "train.epochs=2")
+    chosen = [part for setting in settings for part in ("--set", setting)]
+    command = ["-m", "trope", "train", str(data.path), "--device", "cpu", "--no-progress", *chosen]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name, launcher in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])):
+        subprocess.run(
+            [sys.executable, *launcher, *command, "--out", str(tmp_path / name)], env=environment, check=True,
+            capture_output=True, timeout=120,
+        )  # fmt: skip
+    one, two = (load_file(tmp_path / name / "best" / "model.safetensors") for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+    for first, second in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
+        assert first["epoch_loss"] == pytest.approx(second["epoch_loss"], rel=1e-5)
+
+
+def test_a_run_is_not_overwritten_and_not_resumed_as_another(
+    data: Sequences, undisturbed: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    with pytest.raises(FileExistsError, match="--resume"):
+        train(data, tiny(), run, "cpu", progress=False)
+    with pytest.raises(
+        ValueError, match=r"train.lr was 0.001, now 0.1.*model.width was 8, now 16|model.width.*train.lr"
+    ):
+        train(data, tiny("train.lr=0.1", "model.width=16"), run, "cpu", resume=True, progress=False)
+    with pytest.raises(ValueError, match=r"protocol is .*loo-paper.*the run's .*loo-strict"):
+        train(tiny_data(tmp_path / "p", "loo-paper"), tiny(), run, "cpu", resume=True, progress=False)
+    with pytest.raises(ValueError, match="number of items is 12, the run's 20"):
+        train(tiny_data(tmp_path / "i", items=12), tiny(), run, "cpu", resume=True, progress=False)
+    with pytest.raises(ValueError, match="its checksum is"):
+        train(tiny_data(tmp_path / "s", seed=1), tiny(), run, "cpu", resume=True, progress=False)
+    # A finished run resumed is a finished run; with more epochs it goes on.
+    assert train(data, tiny(), run, "cpu", resume=True, progress=False)["epochs"] == 3
+    assert train(data, tiny("train.epochs=4"), run, "cpu", resume=True, progress=False)["epochs"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "train.lr=fast"], "train.lr must be a number"),
+        (["--model", "hstu", "--config", "x.toml"], "--model or --config"),
+        (["--config", "nowhere.toml"], "no config file nowhere.toml"),
+        (["--device", "abacus"], "device must be"),
+        (["--model", "gru4rec"], "unknown model 'gru4rec'"),
+    ],
+)
+def test_mistakes_on_the_command_line(data: Sequences, tmp_path: Path, arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["train", str(data.path), "--out", str(tmp_path / "run"), *arguments])
+    assert isinstance(result.exception, (ValueError, FileNotFoundError))
+    assert words in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_run_tells_its_caller(data: Sequences, tmp_path: Path, monkeypatch) -> None:
+    """From Python the signal is an exception that says which, after the save."""
+    monkeypatch.setattr(training.StopRequest, "signum", int(signal.SIGTERM))
+    with pytest.raises(Interrupted) as caught:
+        train(data, tiny(), tmp_path / "run", "cpu", progress=False)
+    assert caught.value.signum == signal.SIGTERM
+    state = json.loads(next((tmp_path / "run" / "checkpoints").glob("*/state.json")).read_text())
+    assert state["step"] == 1 and set(state) >= set(TrainState.__dataclass_fields__)

@@ -1,0 +1,83 @@
+"""Several processes under torchrun: who am I, which rows are mine, and what do we all agree on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import distributed as dist
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process among those that train one model."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and shows progress."""
+        return self.rank == 0
+
+    def part(self, rows: int) -> tuple[int, int]:
+        """This process's rows of a global batch: from the first until before the last, maybe none."""
+        return rows * self.rank // self.size, rows * (self.rank + 1) // self.size
+
+    def first_says(self, value: float) -> float:
+        """The first process's value, so that all take the same decision."""
+        if self.size == 1:
+            return value
+        box = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.broadcast(box, 0)
+        return float(box)
+
+    def largest(self, value: int) -> int:
+        """The largest of all processes' values."""
+        if self.size == 1:
+            return value
+        box = torch.tensor(value, device=self.device)
+        dist.all_reduce(box, dist.ReduceOp.MAX)
+        return int(box)
+
+    def sum(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of all processes' values, without waiting for it."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        self.largest(0)
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[Group]:
+    """The group that torchrun's environment describes, or a group of one.
+
+    device: auto takes a GPU where there is one; under torchrun each process takes its own.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be auto, cpu, cuda or such as cuda:1, got {device!r}") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda was asked for, but torch finds no GPU; take --device cpu")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield Group(0, 1, chosen)
+        return
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield Group(dist.get_rank(), size, chosen)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,286 @@
+"""Training: the paper's recipe as a loop that can be killed at any moment and resumed to the same end.
+
+Notable: the data live on the device, and a step never waits for it (what is logged is read every `LOG_EVERY` steps);
+what a step draws depends on its number alone (`trope.train_step`), so a checkpoint is parameters, moments and counters;
+under torchrun every process takes its rows of the global batch `train.batch`, and the result is that of one process up
+to rounding (dropout masks aside, which are drawn per process). On a CPU a resumed run is bit-identical; on a GPU it is
+where the kernels are, and the sums over repeated items in the loss are not.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from trope import checkpoint
+from trope.checkpoint import BEST, Checkpoints, TrainState
+from trope.config import Config
+from trope.data.sequences import Sequences
+from trope.distributed import Group, process_group
+from trope.evaluate import evaluate
+from trope.model import SequentialRecommender
+from trope.rotary import frequency_parameters
+from trope.run_folder import METRICS, describe_data, open_run, write_json
+from trope.run_log import RunLog
+from trope.train_guard import Guard
+from trope.train_step import Feed, Objective, seed_for
+
+LOG_EVERY = 50
+CRITERION = "HR@10"
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; it has saved itself. `signum` says which."""
+
+    def __init__(self, signum: int, run: Path) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}; the run is saved, resume it with --resume: {run}")
+        self.signum = signum
+
+
+def train(
+    data: Sequences,
+    config: Config,
+    out: str | Path,
+    device: str = "auto",
+    resume: bool = False,
+    progress: bool = True,
+    checkpoint_seconds: float = 300.0,
+) -> dict[str, Any]:
+    """Train a model into the run folder `out`; returns what metrics.json holds.
+
+    Args:
+        data: a prepared dataset.
+        device: auto, cpu, cuda, or one GPU such as cuda:1.
+        resume: continue the run in `out`, or begin it where there is none yet.
+        progress: show a bar.
+        checkpoint_seconds: longest time without a checkpoint; there is one after each epoch anyway.
+
+    Raises:
+        Interrupted: on SIGINT or SIGTERM, after saving.
+        trope.train_guard.Diverged: at a loss or gradient that is not finite; the last checkpoint is from before.
+    """
+    with process_group(device) as group, _own_random_state(group.device), _stop_signals() as stop:
+        trainer = Trainer(data, config, Path(out), group, resume)
+        with RunLog(Path(out), trainer.state, trainer.total_steps, progress, active=group.is_first) as log:
+            return trainer.run(log, stop, checkpoint_seconds)
+
+
+class Trainer:
+    """A model, its optimiser and how far they are."""
+
+    def __init__(self, data: Sequences, config: Config, run: Path, group: Group, resume: bool) -> None:
+        self.config, self.run_folder, self.group = config, run, group
+        if not len(data.eval_users("valid")):
+            raise ValueError(f"{data.path} has no user to validate on; prepare it with another protocol")
+        if group.is_first:
+            open_run(run, data, config, resume)
+        group.wait()
+        self.data = data.to(group.device)
+        self.feed = Feed(self.data, config, group)
+        torch.manual_seed(seed_for(config.train.seed, "init"))
+        self.model = SequentialRecommender(config, data.num_items, data.time_span).to(group.device)
+        self.optimizer = make_optimizer(self.model, config)
+        self.checkpoints = Checkpoints(run)
+        latest = self.checkpoints.latest()
+        self.state = TrainState() if latest is None else checkpoint.load(latest, self.model, self.optimizer)
+        self.plateau = ReduceLROnPlateau(
+            self.optimizer, "max", factor=config.train.factor, patience=config.train.patience, threshold=0.0
+        )
+        if self.state.best is not None:
+            self.plateau.best, self.plateau.num_bad_epochs = self.state.best, self.state.stalled
+        self.objective: nn.Module = Objective(self.model, config.train.temperature)
+        if group.size > 1:
+            self.objective = DistributedDataParallel(self.objective, broadcast_buffers=False)
+        self.guard = Guard(self.model, group.device)
+        self.loss_sum = torch.tensor(self.state.loss_sum, dtype=torch.float64, device=group.device)
+        group.wait()  # everyone has read the checkpoint before the first process may remove it
+        if group.is_first:
+            self.checkpoints.tidy()
+            self.checkpoints.publish_best(self.model, self.state)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the run if it is not stopped early."""
+        return self.config.train.epochs * self.feed.steps
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all epochs are done, or validation has stalled for long enough."""
+        state, train = self.state, self.config.train
+        if state.epoch >= train.epochs:
+            return True
+        has_stalled = state.best is not None and state.epoch - state.best_epoch >= train.early_stop
+        return state.index == 0 and state.epoch >= train.min_epochs and has_stalled
+
+    def run(self, log: RunLog, stop: StopRequest, checkpoint_seconds: float) -> dict[str, Any]:
+        """Train to the end, then test the best model."""
+        started, saved_at = time.monotonic() - self.state.seconds, time.monotonic()
+        self.model.train()
+        while not self.is_finished:
+            while self.state.index < self.feed.steps:
+                loss, norm = self.step()
+                log.advance(self.state.epoch + 1, self.config.train.epochs)
+                self.state.seconds = time.monotonic() - started
+                is_logged = self.state.step % LOG_EVERY == 0
+                if is_logged:
+                    self._log_step(log, loss, norm)
+                if self.group.size == 1 or is_logged:
+                    self._stop_if_asked(stop)
+                if time.monotonic() - saved_at >= checkpoint_seconds:
+                    self.save()
+                    saved_at = time.monotonic()
+            self.finish_epoch(log)
+            saved_at = time.monotonic()
+            self._stop_if_asked(stop)
+        return self._test(log)
+
+    def step(self) -> tuple[Tensor, Tensor]:
+        """One optimiser step; returns the global batch's loss and its gradient's norm, still on the device."""
+        state, train, group = self.state, self.config.train, self.group
+        torch.manual_seed(seed_for(train.seed, "dropout", state.step, group.rank))
+        work = self.feed(state.epoch, state.index, state.step)
+        with torch.autocast(group.device.type, torch.bfloat16, enabled=self._is_bf16):
+            loss = self.objective(work)
+        self.optimizer.zero_grad(set_to_none=True)
+        # DDP takes the mean of the processes' gradients; each has a part of the global mean, so the sum is wanted.
+        (loss * group.size).backward()
+        loss = group.sum(loss.detach())
+        norm = self.guard(state.step + 1, loss)
+        if train.clip > 0:
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), train.clip, norm)
+        self.optimizer.step()
+        self.loss_sum += loss
+        state.step += 1
+        state.index += 1
+        return loss, norm
+
+    def finish_epoch(self, log: RunLog) -> None:
+        """Validate, adjust the learning rate, log, save."""
+        self._check_finite()
+        state, train = self.state, self.config.train
+        mean_loss = float(self.loss_sum) / self.feed.steps
+        self.loss_sum.zero_()
+        state.epoch, state.index = state.epoch + 1, 0
+        metrics: dict[str, float] = {}
+        if state.epoch % train.eval_every == 0 or state.epoch == train.epochs:
+            metrics = evaluate(self.model, self.data, "valid", self.config.eval, self.config.model.max_len).metrics
+            score = self.group.first_says(metrics[CRITERION])
+            if state.best is None or score > state.best:
+                state.best, state.best_epoch, state.best_metrics = score, state.epoch, metrics
+            self.plateau.step(score)
+            state.stalled = self.plateau.num_bad_epochs
+            log.show(**{CRITERION: f"{score:.4f}", "best": f"{state.best:.4f}"})
+        log.show(loss=f"{mean_loss:.4f}")
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        log.write(state, epoch_loss=mean_loss, lr=rate, seconds=state.seconds, **metrics)
+        self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint, unless something went wrong since the last one."""
+        self._check_finite()
+        self.state.loss_sum = float(self.loss_sum)
+        if self.group.is_first:
+            self.checkpoints.save(self.model, self.optimizer, self.state)
+
+    @property
+    def _is_bf16(self) -> bool:
+        precision = self.config.train.precision
+        return precision == "bf16" or (precision == "auto" and self.group.device.type == "cuda")
+
+    def _check_finite(self) -> None:
+        latest = self.checkpoints.latest()
+        self.guard.check(f"the last good checkpoint is {latest}" if latest else "there was no checkpoint yet")
+
+    def _log_step(self, log: RunLog, loss: Tensor, norm: Tensor) -> None:
+        self._check_finite()
+        log.show(loss=f"{float(self.loss_sum) / self.state.index:.4f}")
+        log.write(self.state, loss=float(loss), grad_norm=float(norm), seconds=self.state.seconds)
+
+    def _stop_if_asked(self, stop: StopRequest) -> None:
+        """All processes stop at the same step, or the others would wait for the one that left."""
+        signum = self.group.largest(stop.signum)
+        if signum:
+            self.save()
+            raise Interrupted(signum, self.run_folder)
+
+    def _test(self, log: RunLog) -> dict[str, Any]:
+        """Test the best model, once, and write metrics.json."""
+        state, config = self.state, self.config
+        self.group.wait()
+        model = SequentialRecommender.from_pretrained(self.run_folder / BEST).to(self.group.device)
+        tested = evaluate(model, self.data, "test", config.eval, config.model.max_len).metrics
+        summary = {
+            "valid": state.best_metrics,
+            "test": tested,
+            "best_epoch": state.best_epoch,
+            "epochs": state.epoch,
+            "steps": state.step,
+            "seconds": round(state.seconds, 3),
+            "filter_seen": config.eval.filter_seen,
+            "data": describe_data(self.data),
+        }
+        if self.group.is_first:
+            write_json(self.run_folder / METRICS, summary)
+            log.say(f"best epoch {state.best_epoch} of {state.epoch}: test {CRITERION} {tested[CRITERION]:.4f}")
+        return summary
+
+
+def make_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
+    """AdamW with the rotary coefficients in a group of their own, without decay: a frequency of 0 is not simpler."""
+    train = config.train
+    frequencies = list(frequency_parameters(model))
+    own = {id(parameter) for parameter in frequencies}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in own]
+    groups: list[dict[str, Any]] = [{"params": rest, "lr": train.lr, "weight_decay": train.weight_decay}]
+    if frequencies:
+        groups.append({"params": frequencies, "lr": train.frequency_lr, "weight_decay": 0.0})
+    return torch.optim.AdamW(groups, betas=(train.beta1, train.beta2), fused=True)
+
+
+class StopRequest:
+    """The signal that asked to stop, 0 while none has."""
+
+    signum = 0
+
+
+@contextmanager
+def _stop_signals() -> Iterator[StopRequest]:
+    """SIGINT and SIGTERM as a request; the second one acts at once, as it would without us."""
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may set handlers
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def ask(signum: int, frame: types.FrameType | None) -> None:
+        stop.signum = signum
+        restore()
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        restore()
+
+
+@contextmanager
+def _own_random_state(device: torch.device) -> Iterator[None]:
+    """Seed as we like inside; the caller's random numbers go on as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
