@@ -23,6 +23,7 @@ from trope.cli import app
 from trope.config import preset
 from trope.data.sequences import Sequences
 from trope.model import SequentialRecommender
+from trope.run_folder import open_run
 from trope.serve.catalogue import Catalogue, write_catalogue
 from trope.serve.moments import unix_seconds
 from trope.serve.recommender import Recommender, best_items
@@ -36,8 +37,8 @@ def make_run(data: Sequences, run: Path) -> Path:
     """A run folder as training leaves it, with a model that has learned nothing."""
     torch.manual_seed(0)
     config = preset("hstu-trope", [*TINY, "eval.batch=3"])
+    open_run(run, data, config, resume=False)
     SequentialRecommender(config, data.num_items, data.time_span).save_pretrained(run / "best")
-    write_catalogue(data, run / "catalogue")
     return run
 
 
@@ -295,4 +296,4 @@ def test_the_commands_errors(run: Path, tmp_path: Path) -> None:
     assert "has no user 'u99' among its 20" in said(run, "--user", "u99", "--at", NOW)
     other = tmp_path / "other"
     prepared(write_parquet(tmp_path / "log.parquet", random_log()), other)
-    assert "not the dataset this run was trained on" in said(run, "--user", "u07", "--at", NOW, "--data", other)
+    assert "is not the dataset that" in said(run, "--user", "u07", "--at", NOW, "--data", other)

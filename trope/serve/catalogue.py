@@ -1,9 +1,9 @@
-"""What a run keeps of the dataset it was trained on: its items' original ids and names, and where the dataset was.
+"""What a run keeps of the dataset it was trained on: its items' original ids and names.
 
     RUN/catalogue/item_ids*.npy, item_names*.npy   copies of the dataset's files (see `trope.data.folder`)
-    RUN/catalogue/catalogue.json                   the dataset's path and checksum, size and SHA-256 of each copy
+    RUN/catalogue/catalogue.json                   size and SHA-256 of each copy
 
-With it a run is served from its folder alone; only a known user's history has to come from the dataset itself.
+With it a run is served from its folder alone.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ COPIED = ("item_ids", "item_names")
 
 
 class Catalogue:
-    """The items a model knows, by dense id from 1, and the dataset they come from."""
+    """The items a model knows, by dense id from 1."""
 
-    def __init__(self, item_ids: files.Ids, item_names: files.Ids | None, dataset: dict[str, str]) -> None:
+    def __init__(self, item_ids: files.Ids, item_names: files.Ids | None) -> None:
         self.item_ids = item_ids
         self.item_names = item_names
-        self.dataset = dataset
         originals = item_ids.to_list()
         self.is_text = bool(originals) and isinstance(originals[0], str)
         self._dense = {original: dense for dense, original in enumerate(originals, start=1)}
@@ -50,7 +49,7 @@ class Catalogue:
         item_ids, item_names = (files.read_ids(folder, name, record) for name in COPIED)
         if item_ids is None:
             raise ValueError(f"{path} lists no item_ids; copy the run again")
-        return cls(item_ids, item_names, record["dataset"])
+        return cls(item_ids, item_names)
 
     def __len__(self) -> int:
         return len(self.item_ids)
@@ -74,15 +73,7 @@ def write_catalogue(data: Sequences, folder: Path) -> None:
     arrays = {name: entry for name, entry in data.meta["arrays"].items() if name.partition(".")[0] in COPIED}
     for name in arrays:
         shutil.copyfile(data.path / f"{name}.npy", folder / f"{name}.npy")
-    record = {
-        "format": FORMAT,
-        "dataset": {
-            "name": data.meta["source"]["name"],
-            "path": str(data.path.resolve()),
-            "checksum": data.meta["checksum"],
-        },
-        "arrays": arrays,
-    }
+    record = {"format": FORMAT, "arrays": arrays}
     partial = folder / f"{NAME}.partial"
     partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     partial.replace(folder / NAME)

@@ -10,7 +10,6 @@ import typer
 
 if TYPE_CHECKING:
     from trope.data.sequences import Sequences
-    from trope.serve.catalogue import Catalogue
     from trope.serve.recommender import Histories
 
 
@@ -31,12 +30,13 @@ def recommend(
     from rich.console import Console
     from rich.table import Table
 
+    from trope.evaluate_command import open_data
     from trope.serve.moments import unix_seconds
     from trope.serve.recommender import Recommender
 
     moment = unix_seconds(at, "--at")
     recommender = Recommender.from_pretrained(run)
-    history = _history(_dataset(recommender.catalogue, data), user, moment)
+    history = _history(open_data(run, data), user, moment)
     ranking = recommender.rank(history, np.array([moment]), k, filter_seen)
     title = f"user {user} at {_date(moment)}, from {len(history.items):,} events until {_date(int(history.times[-1]))}"
     table = Table("rank", "item", "name", "score", title=title, title_justify="left", box=None)
@@ -46,22 +46,6 @@ def recommend(
     for rank, original, item, score in zip(ranking.ranks, originals, ranking.items, ranking.scores, strict=True):
         table.add_row(str(rank), str(original), recommender.catalogue.name_of(int(item)), f"{score:.4f}")
     Console().print(table)
-
-
-def _dataset(catalogue: Catalogue, data: Path | None) -> Sequences:
-    """The dataset of the run, and no other: dense ids only mean something in their own."""
-    from trope.data.sequences import Sequences
-
-    path = data or Path(catalogue.dataset["path"])
-    if not path.is_dir():
-        raise FileNotFoundError(f"the dataset is not at {path}; say where it is with --data")
-    found = Sequences.load(path, verify=False)
-    if found.meta["checksum"] != catalogue.dataset["checksum"]:
-        raise ValueError(
-            f"{path} is not the dataset this run was trained on: its checksum is {found.meta['checksum'][:12]}..., the "
-            f"run's {catalogue.dataset['checksum'][:12]}...; give the right one with --data"
-        )
-    return found
 
 
 def _history(data: Sequences, user: str, moment: int) -> Histories:
