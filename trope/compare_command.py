@@ -31,28 +31,26 @@ def compare(
 
 
 def show(comparison: Comparison, title: str) -> None:
-    """Print a comparison: the first system's values, then each other's value and difference."""
+    """Print a comparison: under each metric a line for each system."""
     from rich.console import Console
     from rich.table import Table
 
-    reference, *others = comparison.systems
-    table = Table("", reference.name, "", title=title, title_justify="left", box=None)
-    for system in others:
-        table.add_column(system.name, justify="right")
-        table.add_column(f"- {reference.name}")
-        table.add_column("")
-    table.columns[1].justify = "right"
+    reference = comparison.systems[0].name
+    table = Table(title=title, title_justify="left", box=None)
+    for heading in ("metric", "run", "mean", "interval", "difference", "interval"):
+        # On a narrow terminal long names are folded and numbers stay whole.
+        table.add_column(heading, justify="right" if heading in ("mean", "difference") else "left")
+        table.columns[-1].overflow, table.columns[-1].no_wrap = "fold", heading != "run"
     for row, metric in enumerate(comparison.metrics):
-        cells = [metric, f"{100 * reference.values.mean[row]:.2f}", _bounds(reference.values, row)]
-        for system in others:
-            assert system.difference is not None, "only the first system has none"
-            apart = f"{100 * system.difference.mean[row]:+.2f} {_bounds(system.difference, row, sign='+')}"
-            mark = "*" if system.difference.significant[row] else ""
-            cells += [f"{100 * system.values.mean[row]:.2f}", apart, mark]
-        table.add_row(*cells)
+        for system in comparison.systems:
+            cells = [metric if system.difference is None else "", system.name, *_cells(system.values, row)]
+            if system.difference is not None:
+                mean, bounds = _cells(system.difference, row, sign="+")
+                cells += [mean, f"{bounds} *" if system.difference.significant[row] else bounds]
+            table.add_row(*cells)
     console = Console()
-    console.print(table, soft_wrap=not console.is_terminal)
-    console.print(f"\n* differs from {reference.name}: the interval of the paired difference leaves out 0")
+    console.print(table)
+    console.print(f"\ndifference: from {reference}; * where its interval leaves out 0")
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
@@ -70,5 +68,7 @@ def _intervals(metrics: list[str], interval: Interval) -> dict[str, Any]:
     return {metric: {"mean": float(mean), "low": float(low), "high": float(high)} for metric, mean, low, high in rows}
 
 
-def _bounds(interval: Interval, row: int, sign: str = "") -> str:
-    return f"\\[{100 * interval.low[row]:{sign}.2f}, {100 * interval.high[row]:{sign}.2f}]"
+def _cells(interval: Interval, row: int, sign: str = "") -> list[str]:
+    """A mean and its interval in percent."""
+    mean, low, high = (f"{100 * bound[row]:{sign}.2f}" for bound in interval)
+    return [mean, f"{low} .. {high}"]

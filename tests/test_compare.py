@@ -1,0 +1,126 @@
+"""`trope compare`: its table, its marks, and what it refuses to compare."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from trope import rank_file
+from trope.cli import app
+from trope.compare import compare_runs, compare_values
+from trope.evaluate import EvalResult
+from trope.metrics import Places, paired_bootstrap, per_user
+
+ABOUT = rank_file.About("abc", "loo-strict", "test", "none", 50)
+USERS = 400
+
+
+def save(run: Path, better: np.ndarray, about: rank_file.About = ABOUT, first_user: int = 0) -> Path:
+    run.mkdir(parents=True)
+    places = Places(better, np.zeros_like(better), np.arange(len(better) + 1))
+    rank_file.save(run, EvalResult(first_user + np.arange(len(better)), places), about)
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """A reference, its equal up to noise, and a clearly better one."""
+    random = np.random.default_rng(0)
+    base = random.integers(0, 300, USERS)
+    equal = np.maximum(base + random.integers(-3, 4, USERS), 0)
+    return [save(tmp_path / "base", base), save(tmp_path / "equal", equal), save(tmp_path / "good", base // 3)]
+
+
+def command(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_numbers_are_the_paired_bootstraps(runs: list[Path]) -> None:
+    comparison = compare_runs(runs, resamples=300, seed=4)
+    values = [per_user(rank_file.load(run, "test")[0].places) for run in runs]
+    assert comparison.users == USERS
+    assert comparison.systems[0].difference is None
+    for system, value in zip(comparison.systems[1:], values[1:], strict=True):
+        assert system.difference is not None
+        for column, metric in enumerate(comparison.metrics):
+            expected = paired_bootstrap(value[metric], values[0][metric], 300, seed=4)
+            found = [part[column] for part in system.difference]
+            np.testing.assert_allclose(found, list(expected), rtol=0, atol=1e-12)
+            assert system.values.mean[column] == pytest.approx(value[metric].mean())
+
+
+def test_the_command_marks_what_is_significant(runs: list[Path], tmp_path: Path) -> None:
+    said = command(*runs, "--json", tmp_path / "out.json", "--resamples", 1000)
+    first = next(row for row, line in enumerate(said.splitlines()) if line.strip().startswith("HR@50"))
+    base, equal, good = said.splitlines()[first : first + 3]
+    assert "base" in base and "equal" in equal and "*" not in base + equal
+    assert "good" in good and good.rstrip().endswith("*")
+    assert "difference: from base; *" in said
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["reference"] == "base" and written["users"] == USERS
+    apart = written["systems"]["good"]["minus_first"]["HR@50"]
+    assert 0 < apart["low"] < apart["mean"] < apart["high"]
+    assert f"{100 * apart['mean']:+.2f}" in good
+    assert "minus_first" not in written["systems"]["base"]
+
+
+def test_any_per_user_values_can_be_compared() -> None:
+    values = np.random.default_rng(1).random(50)
+    comparison = compare_values({"a": {"x": values}, "b": {"x": values + 1}}, resamples=100)
+    difference = comparison.systems[1].difference
+    assert difference is not None and difference.significant.all()
+    np.testing.assert_allclose([difference.low[0], difference.high[0]], 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"checksum": "xyz"}, "checksum abc and xyz"),
+        ({"filter_seen": "history"}, "filter_seen none and history"),
+    ],
+)
+def test_unlike_evaluations_are_refused(runs: list[Path], tmp_path: Path, change: dict[str, str], reason: str) -> None:
+    other = save(tmp_path / "other", np.arange(USERS), replace(ABOUT, **change))
+    with pytest.raises(ValueError, match=f"cannot be compared: {reason}"):
+        command(runs[0], other)
+
+
+def test_the_window_matters_only_where_it_is_filtered(tmp_path: Path) -> None:
+    windowed = replace(ABOUT, filter_seen="window")
+    assert ABOUT.difference(replace(ABOUT, max_len=9)) is None
+    assert windowed.difference(replace(windowed, max_len=9)) == "max_len 50 and 9"
+
+
+def test_other_splits_users_and_lonely_runs_are_refused(runs: list[Path], tmp_path: Path) -> None:
+    shifted = save(tmp_path / "shifted", np.arange(USERS), first_user=1)
+    with pytest.raises(ValueError, match="different users"):
+        command(runs[0], shifted)
+    with pytest.raises(FileNotFoundError, match=r"no ranks of split 'valid'; run `trope evaluate"):
+        command(*runs, "--split", "valid")
+    with pytest.raises(ValueError, match="at least two runs"):
+        command(runs[0])
+    with pytest.raises(ValueError, match="compared with itself"):
+        command(runs[0], runs[0])
+
+
+def test_damaged_or_pickled_ranks_are_refused(runs: list[Path]) -> None:
+    path = rank_file.path_of(runs[1], "test")
+    whole = path.read_bytes()
+    middle = len(whole) // 3
+    for bad in (whole[:middle], whole[:middle] + b"\0" * 40 + whole[middle + 40 :], b"", b"not a zip"):
+        path.write_bytes(bad)
+        with pytest.raises(ValueError, match="damaged or foreign"):
+            compare_runs(runs)
+    with np.load(rank_file.path_of(runs[0], "test")) as arrays:
+        good = dict(arrays)
+    for change in ({"users": np.array([{}], dtype=object)}, {"ties": good["ties"][1:]}, {"about": np.array("{}")}):
+        np.savez(path, **(good | change))
+        with pytest.raises(ValueError, match="damaged or foreign"):
+            compare_runs(runs)

@@ -1,0 +1,237 @@
+"""Evaluation against plain Python loops: the model's ranks, the filters, the baselines, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from data_logs import START, Event, loose, prepared, random_log, write_parquet
+from typer.testing import CliRunner
+
+from trope import rank_file
+from trope.baselines import MostPopular, RecentlyPopular
+from trope.cli import app
+from trope.config import EvalConfig, preset, to_toml
+from trope.data.protocols import Protocol
+from trope.data.sequences import EvalBatch, Sequences
+from trope.evaluate import evaluate, rank_users
+from trope.model import SequentialRecommender
+from trope.run_folder import DATA, describe_data, write_json
+
+MAX_LEN = 6
+PROTOCOLS = {
+    "loo-strict": Protocol("loo-strict"),
+    "holdout": Protocol("holdout", window=200_000),
+    "next-basket": Protocol("next-basket"),
+}
+TINY = ("model.width=8", "model.heads=1", "model.head_dim=8", "model.blocks=1", f"model.max_len={MAX_LEN}")
+
+
+class Toy(torch.nn.Module):
+    """A stand-in whose scores are small whole numbers: they tie, and no order of summation changes them."""
+
+    def __init__(self, num_items: int, width: int = 3) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(0)
+        self.vectors = torch.randint(-1, 2, (num_items + 1, width), generator=random).float()
+        self.vectors[0] = 100  # padding would win every ranking
+
+    def encode_last(
+        self, items_BL: torch.Tensor, times_BL: torch.Tensor, lengths_B: torch.Tensor, t_now_B: torch.Tensor
+    ) -> torch.Tensor:
+        assert not self.training
+        last = items_BL[torch.arange(len(items_BL)), lengths_B - 1]
+        return self.vectors[last] + (t_now_B % 3)[:, None]
+
+    def item_vectors(self) -> torch.Tensor:
+        return self.vectors
+
+
+@pytest.fixture(scope="module", params=PROTOCOLS)
+def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    path = tmp_path_factory.mktemp("evaluate")
+    # Coarse times, so that next-basket has baskets, with repeated items in them.
+    rows = [(user, item, START + (time - START) // 50_000 * 50_000) for user, item, time in random_log(600)]
+    return prepared(write_parquet(path / "log.parquet", rows), path / "out", loose(protocol=PROTOCOLS[request.param]))
+
+
+def events(data: Sequences, user: int) -> list[tuple[int, int]]:
+    span = slice(int(data.offsets[user]), int(data.offsets[user + 1]))
+    return list(zip(data.items[span].tolist(), data.times[span].tolist(), strict=True))
+
+
+def bounds(data: Sequences, split: str, user: int) -> tuple[int, int]:
+    first, last = (data.train_end, data.valid_end) if split == "valid" else (data.test_start, data.test_end)
+    return int(first[user]), int(last[user])
+
+
+def naive_ranks(data: Sequences, split: str, score: Any, filter_seen: str) -> dict[int, list[float]]:
+    """By the definition; score(user, t_now) gives item: score."""
+    result = {}
+    for user in range(data.num_users):
+        own, (start, end) = events(data, user), bounds(data, split, user)
+        if start == 0 or start == end:
+            continue
+        t_now = data.protocol.t_now(split) or own[start][1]
+        positives = sorted({item for item, _ in own[start:end]})
+        seen = {"none": [], "window": own[max(0, start - MAX_LEN) : start], "history": own[:start]}[filter_seen]
+        scores = score(user, t_now)
+        ranked = {item: s for item, s in scores.items() if item in positives or item not in {i for i, _ in seen}}
+        result[user] = [
+            1
+            + sum(s > ranked[positive] for s in ranked.values())
+            + sum(s == ranked[positive] for item, s in ranked.items() if item != positive) / 2
+            for positive in positives
+        ]
+    return result
+
+
+def assert_ranks(found: Any, expected: dict[int, list[float]]) -> None:
+    assert found.users.tolist() == list(expected)
+    assert found.offsets.tolist() == np.cumsum([0, *map(len, expected.values())]).tolist()
+    assert found.ranks.tolist() == [rank for ranks in expected.values() for rank in ranks]
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+@pytest.mark.parametrize("filter_seen", ["none", "window", "history"])
+def test_a_models_ranks_equal_a_plain_loop(data: Sequences, split: str, filter_seen: Any) -> None:
+    model = Toy(data.num_items)
+
+    def score(user: int, t_now: int) -> dict[int, float]:
+        last = events(data, user)[bounds(data, split, user)[0] - 1][0]
+        out = model.vectors[last] + t_now % 3
+        return {item: float(model.vectors[item] @ out) for item in range(1, data.num_items + 1)}
+
+    found = evaluate(model, data, split, EvalConfig(filter_seen, batch=7), MAX_LEN)
+    assert_ranks(found, naive_ranks(data, split, score, filter_seen))
+    assert model.training  # left as it was
+    assert found.metrics["HR@200"] == 1
+    assert 0 < found.metrics["MRR"] < 1
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_baselines_equal_a_plain_loop(data: Sequences, split: str) -> None:
+    items = range(1, data.num_items + 1)
+    training = [item for user in range(data.num_users) for item, _ in events(data, user)[: int(data.train_end[user])]]
+    known = [event for user in range(data.num_users) for event in events(data, user)[: bounds(data, split, user)[0]]]
+
+    def popular(user: int, t_now: int) -> dict[int, float]:
+        return {item: training.count(item) for item in items}
+
+    def recent(user: int, t_now: int) -> dict[int, tuple[int, int]]:
+        last = [item for item, time in known if t_now - 24 * 3_600 <= time < t_now]
+        return {item: (last.count(item), training.count(item)) for item in items}
+
+    config = EvalConfig("history", batch=7)
+    assert_ranks(
+        rank_users(MostPopular(data), data, split, config, MAX_LEN), naive_ranks(data, split, popular, "history")
+    )
+    for tile in (1, 40, 10_000):
+        found = rank_users(RecentlyPopular(data, split), data, split, config, MAX_LEN, tile=tile)
+        assert_ranks(found, naive_ranks(data, split, recent, "history"))
+
+
+def test_tiles_and_batches_of_any_size_give_the_same_ranks(data: Sequences) -> None:
+    table = torch.randint(0, 5, (data.num_users, data.num_items + 1), generator=torch.Generator().manual_seed(1))
+
+    def scorer(batch: EvalBatch) -> Any:
+        return lambda first, last: table[batch.users, first:last].float()
+
+    results = [
+        rank_users(scorer, data, "test", EvalConfig("window", batch), MAX_LEN, tile=tile)
+        for batch, tile in ((1, 1), (3, 7), (5, 64), (512, 1 << 20))
+    ]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result.ranks, results[0].ranks)
+        np.testing.assert_array_equal(result.users, results[0].users)
+
+
+def test_a_collapsed_model_scores_like_guessing(data: Sequences) -> None:
+    model = Toy(data.num_items)
+    model.vectors = torch.full_like(model.vectors, 1 / 3)
+    found = evaluate(model, data, "test", EvalConfig(), MAX_LEN)
+    assert set(found.ranks) == {(data.num_items + 1) / 2}
+    assert found.metrics["Recall@10"] == pytest.approx(10 / data.num_items)
+
+
+def test_a_broken_or_foreign_model_is_refused(data: Sequences) -> None:
+    model = Toy(data.num_items)
+    model.vectors[3] = torch.nan
+    with pytest.raises(ValueError, match=r"item vectors contain NaN.*train again"):
+        evaluate(model, data, "test", EvalConfig(), MAX_LEN)
+    assert model.training
+    with pytest.raises(ValueError, match=r"knows 99 items .* has 15: another catalogue"):
+        evaluate(Toy(99), data, "test", EvalConfig(), MAX_LEN)
+
+
+def test_coarse_matmul_settings_do_not_reach_the_scores(data: Sequences) -> None:
+    model = Toy(data.num_items)
+    model.vectors = torch.randn(model.vectors.shape, generator=torch.Generator().manual_seed(2))
+    expected = evaluate(model, data, "test", EvalConfig(), MAX_LEN).ranks
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            np.testing.assert_array_equal(evaluate(model, data, "test", EvalConfig(), MAX_LEN).ranks, expected)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def make_run(run: Path, data: Sequences, model: str = "hstu-trope", seed: int = 0) -> Path:
+    """An untrained run, with the files that evaluation reads."""
+    config = preset(model, TINY)
+    torch.manual_seed(seed)
+    SequentialRecommender(config, data.num_items, data.time_span).save_pretrained(run / "best")
+    (run / "config.toml").write_text(to_toml(config))
+    write_json(run / DATA, describe_data(data))
+    return run
+
+
+def command(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_command_prints_saves_and_writes_json(data: Sequences, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "my-run", data)
+    said = command(run, "--json", tmp_path / "out.json", "--set", "eval.filter_seen=window")
+    for expected in ("my-run", "most popular", "popular in 24 h", data.protocol.name, "filter_seen window", "NDCG@200"):
+        assert expected in said
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert list(written["metrics"]) == ["my-run", "most popular", "popular in 24 h"]
+    assert (written["checksum"], written["split"]) == (data.meta["checksum"], "test")
+    result, about = rank_file.load(run, "test")
+    assert about.filter_seen == "window"
+    assert result.metrics == written["metrics"]["my-run"]
+    model = SequentialRecommender.from_pretrained(run / "best")
+    again = evaluate(model, data, "test", EvalConfig("window"), MAX_LEN)
+    np.testing.assert_array_equal(result.ranks, again.ranks)
+    np.testing.assert_array_equal(result.places.better, again.places.better)
+    assert f"{100 * again.metrics['MRR']:.2f}" in said
+
+
+def test_the_command_refuses_other_data_and_other_settings(data: Sequences, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", data)
+    rows: list[Event] = random_log(seed=5)
+    other = prepared(write_parquet(tmp_path / "log.parquet", rows), tmp_path / "other")
+    with pytest.raises(ValueError, match=r"not the dataset that .* checksum .* --data"):
+        command(run, "--data", other.path)
+    with pytest.raises(FileNotFoundError, match="say where it is with --data"):
+        command(run, "--data", tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="only eval"):
+        command(run, "--set", "train.lr=1")
+    with pytest.raises(ValueError, match="split must be"):
+        command(run, "--split", "train")
+    with pytest.raises(FileNotFoundError, match=r"data\.json"):
+        command(tmp_path)
+    assert not list(run.glob("*.npz"))
+    model = SequentialRecommender(preset("hstu", TINY), data.num_items + 1, data.time_span)
+    model.save_pretrained(run / "best")
+    with pytest.raises(ValueError, match="another catalogue"):
+        command(run)
