@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_a_run_folder_has_everything_and_is_quiet_to_the_callers_random_numbers(
     torch.manual_seed(1)
     metrics = train(data, tiny("train.epochs=4"), run, "cpu", progress=False)
     assert torch.equal(torch.rand(3), expected)
+    assert not torch.are_deterministic_algorithms_enabled()
     assert {path.name for path in run.iterdir()} >= {
         "config.toml", "env.json", "data.json", "log.jsonl", "metrics.json", "best", "catalogue", "checkpoints",
     }  # fmt: skip
@@ -174,6 +176,16 @@ def test_each_model_resumes_to_the_same_bytes(data: Sequences, tmp_path: Path, m
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
+def test_several_threads_add_in_one_order(data: Sequences, tmp_path: Path) -> None:
+    """Large enough for torch to divide the sums in the gradient of the time bias over two threads."""
+    torch.set_num_threads(2)
+    config = tiny("model.max_len=50", "train.batch=30", "train.epochs=2", model="hstu-time")
+    for name in ("first", "second"):
+        train(data, config, tmp_path / name, "cpu", progress=False)
+    torch.set_num_threads(1)
+    assert weights(tmp_path / "first") == weights(tmp_path / "second")
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_exits_with_its_code(
     data: Sequences, undisturbed: Path, tmp_path: Path, signum: signal.Signals, code: int, monkeypatch
@@ -277,6 +289,8 @@ def test_a_run_is_not_overwritten_and_not_resumed_as_another(
         (["--config", "nowhere.toml"], "no config file nowhere.toml"),
         (["--device", "abacus"], "device must be"),
         (["--model", "gru4rec"], "unknown model 'gru4rec'"),
+        (["--set", "train.factor=2"], "Factor should be < 1.0"),
+        (["--set", "train.stride=1000"], "stride must be from 1 to max_len"),
     ],
 )
 def test_mistakes_on_the_command_line(data: Sequences, tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -294,3 +308,39 @@ def test_an_interrupted_run_tells_its_caller(data: Sequences, tmp_path: Path, mo
     assert caught.value.signum == signal.SIGTERM
     state = json.loads(next((tmp_path / "run" / "checkpoints").glob("*/state.json")).read_text())
     assert state["step"] == 1 and set(state) >= set(TrainState.__dataclass_fields__)
+
+
+def test_tensorboard_gets_the_logs_numbers_where_it_is_installed(data: Sequences, tmp_path: Path, monkeypatch) -> None:
+    written: dict[str, list[int]] = {}
+
+    class Writer:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            assert (folder, purge_step) == (str(tmp_path / "run" / "tensorboard"), 0)
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            assert math.isfinite(value)
+            written.setdefault(name, []).append(step)
+
+        def close(self) -> None:
+            written["closed"] = []
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
+    monkeypatch.setattr(training, "LOG_EVERY", 5)
+    metrics = train(data, tiny(), tmp_path / "run", "cpu", progress=False)
+    assert written["loss"] == list(range(5, metrics["steps"] + 1, 5))
+    assert len(written["HR@10"]) == len(written["epoch_loss"]) == 3 and "closed" in written
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("source", ["uniform", "batch"])
+def test_a_step_never_waits_for_the_gpu(data: Sequences, tmp_path: Path, source: str) -> None:
+    with process_group("cuda") as group:
+        config = tiny(f"train.negative_source={source}", "train.clip=1.0")
+        trainer = Trainer(data, config, tmp_path / "run", group, resume=False)
+        trainer.step()  # compiles kernels and fills the optimiser's state
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            trainer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

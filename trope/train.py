@@ -3,8 +3,8 @@
 Notable: the data live on the device, and a step never waits for it (what is logged is read every `LOG_EVERY` steps);
 what a step draws depends on its number alone (`trope.train_step`), so a checkpoint is parameters, moments and counters;
 under torchrun every process takes its rows of the global batch `train.batch`, and the result is that of one process up
-to rounding (dropout masks aside, which are drawn per process). On a CPU a resumed run is bit-identical; on a GPU it is
-where the kernels are, and the sums over repeated items in the loss are not.
+to rounding (dropout masks aside, which are drawn per process). On a CPU a resumed run is bit-identical; on a GPU only
+where no kernel adds as its threads come by (the gradient of a negative that was drawn three times does).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def train(
         Interrupted: on SIGINT or SIGTERM, after saving.
         trope.train_guard.Diverged: at a loss or gradient that is not finite; the last checkpoint is from before.
     """
-    with process_group(device) as group, _own_random_state(group.device), _stop_signals() as stop:
+    with process_group(device) as group, _reproducible(group.device), _stop_signals() as stop:
         trainer = Trainer(data, config, Path(out), group, resume)
         with RunLog(Path(out), trainer.state, trainer.total_steps, progress, active=group.is_first) as log:
             return trainer.run(log, stop, checkpoint_seconds)
@@ -83,20 +83,21 @@ class Trainer:
         self.config, self.run_folder, self.group = config, run, group
         if not len(data.eval_users("valid")):
             raise ValueError(f"{data.path} has no user to validate on; prepare it with another protocol")
-        if group.is_first:
-            open_run(run, data, config, resume)
-        group.wait()
         self.data = data.to(group.device)
         self.feed = Feed(self.data, config, group)
         torch.manual_seed(seed_for(config.train.seed, "init"))
         self.model = SequentialRecommender(config, data.num_items, data.time_span).to(group.device)
         self.optimizer = make_optimizer(self.model, config)
-        self.checkpoints = Checkpoints(run)
-        latest = self.checkpoints.latest()
-        self.state = TrainState() if latest is None else checkpoint.load(latest, self.model, self.optimizer)
         self.plateau = ReduceLROnPlateau(
             self.optimizer, "max", factor=config.train.factor, patience=config.train.patience, threshold=0.0
         )
+        # Only now, when everything could be made of this config, does a folder appear.
+        if group.is_first:
+            open_run(run, data, config, resume)
+        group.wait()
+        self.checkpoints = Checkpoints(run)
+        latest = self.checkpoints.latest()
+        self.state = TrainState() if latest is None else checkpoint.load(latest, self.model, self.optimizer)
         if self.state.best is not None:
             self.plateau.best, self.plateau.num_bad_epochs = self.state.best, self.state.stalled
         self.objective: nn.Module = Objective(self.model, config.train.temperature)
@@ -280,7 +281,14 @@ def _stop_signals() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def _own_random_state(device: torch.device) -> Iterator[None]:
-    """Seed as we like inside; the caller's random numbers go on as if nothing had been drawn."""
+def _reproducible(device: torch.device) -> Iterator[None]:
+    """Seed as we like inside, and on a CPU add in a fixed order; the caller's random numbers and settings stay."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
+        if device.type == "cpu":
+            # Without it, several threads add up gradients of repeated rows as they come.
+            torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
