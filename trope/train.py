@@ -151,11 +151,12 @@ class Trainer:
         state, train, group = self.state, self.config.train, self.group
         torch.manual_seed(seed_for(train.seed, "dropout", state.step, group.rank))
         work = self.feed(state.epoch, state.index, state.step)
-        with torch.autocast(group.device.type, torch.bfloat16, enabled=self._is_bf16):
-            loss = self.objective(work)
         self.optimizer.zero_grad(set_to_none=True)
-        # DDP takes the mean of the processes' gradients; each has a part of the global mean, so the sum is wanted.
-        (loss * group.size).backward()
+        with _matmul_precision("high" if self._is_bf16 else "highest"):
+            with torch.autocast(group.device.type, torch.bfloat16, enabled=self._is_bf16):
+                loss = self.objective(work)
+            # DDP takes the mean of the processes' gradients; each has a part of the global mean: the sum is wanted.
+            (loss * group.size).backward()
         loss = group.sum(loss.detach())
         norm = self.guard(state.step + 1, loss)
         if train.clip > 0:
@@ -278,6 +279,17 @@ def _stop_signals() -> Iterator[StopRequest]:
         yield stop
     finally:
         restore()
+
+
+@contextmanager
+def _matmul_precision(name: str) -> Iterator[None]:
+    """How products of float32 are formed inside; "high" is TF32, for those that autocast leaves in float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager

@@ -40,8 +40,8 @@ class Guard:
             return
         assert self._bad_norms is not None
         names = [name for (name, _), ok in zip(self._named, self._bad_norms.isfinite().tolist(), strict=True) if not ok]
-        found = f"the gradient of {names[0]} ({len(names)} of {len(self._named)} tensors)" if names else "no gradient"
+        found = f"the gradient of {names[0]} ({len(names)} of {len(self._named)} tensors)" if names else "the loss"
         raise Diverged(
-            f"step {step}: not finite: {found}; the loss was {float(self._bad_loss):g}. Training stopped; {kept}. "
+            f"step {step}: {found} is not finite, the loss was {float(self._bad_loss):g}. Training stopped; {kept}. "
             "Lower train.lr or set train.clip=1, or look for extreme times in the data"
         )
