@@ -45,6 +45,9 @@ class RelativeBias(nn.Module):
             bias = self.position[self.max_len - 1 + index[None, :] - index[:, None]]
         if self.time is not None:
             assert buckets_BLL is not None
-            by_time = self.time[buckets_BLL]
+            # A gather from one copy of the weights per query: its gradient adds up within a row and then over rows,
+            # where indexing would sort millions of entries into 129 sums, most of a training step on a GPU.
+            rows = buckets_BLL.flatten(0, 1)
+            by_time = self.time.expand(len(rows), -1).gather(1, rows).view_as(buckets_BLL)
             bias = by_time if bias is None else bias + by_time
         return bias
