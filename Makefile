@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The kernels run on a CPU in Triton's interpreter; the variable must be set before they are imported.
 export TRITON_INTERPRET ?= 1
 
-.PHONY: setup test lint unit test-spark clean
+.PHONY: setup demo test lint unit test-spark clean
 .DEFAULT_GOAL := test
 
 setup: $(VENV)/.installed
@@ -17,6 +17,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,demo,spark,figures]'
 	touch $@
+
+# A year of real groceries, two small models and what they recommend over the year; a second run skips what is done.
+demo: setup
+	$(BIN)/python -m trope.demo
 
 test: lint unit
 

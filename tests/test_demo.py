@@ -1,0 +1,116 @@
+"""The demo's parts on a small shop whose seasons are known; the whole of it is `make demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from data_logs import loose, prepared, write_parquet
+from typer.testing import CliRunner
+
+from trope import demo, demo_figure
+from trope.config import preset
+from trope.data.protocols import Protocol
+from trope.data.sequences import Sequences
+from trope.data.units import DAY
+from trope.demo_season import FORTNIGHTS, events_until, find_seasons, fortnights, histories_until, recommended
+from trope.model import SequentialRecommender
+from trope.run_folder import open_run
+from trope.serve.recommender import Recommender
+
+START = 1_483_228_800  # 2017-01-01
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    """Ten households buy bread every five days, and each quarter's own product in its middle month."""
+    rows = []
+    for day in range(0, 364, 5):
+        season = ("skates", "asparagus", "charcoal", "turkey")[day // 91]
+        wanted = ["bread", season] if 30 <= day % 91 < 60 else ["bread"]
+        rows += [(user, item, START + day * DAY + user) for user in range(1, 11) for item in wanted]
+    folder = tmp_path_factory.mktemp("shop")
+    return prepared(
+        write_parquet(folder / "log.parquet", rows), folder / "data", loose(protocol=Protocol("next-basket"))
+    )
+
+
+@pytest.fixture(scope="module")
+def recommender(shop: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Recommender:
+    run = tmp_path_factory.mktemp("run")
+    settings = ("model.width=8", "model.heads=1", "model.head_dim=8", "model.blocks=1", "model.max_len=6")
+    config = preset("hstu-trope", settings)
+    open_run(run, shop, config, resume=False)
+    torch.manual_seed(0)
+    SequentialRecommender(config, shop.num_items, shop.time_span).save_pretrained(run / "best")
+    return Recommender.from_pretrained(run, "cpu")
+
+
+def test_seasons_are_found_where_they_were_put(shop: Sequences) -> None:
+    found = find_seasons(shop, START, each=1, min_events=20)
+    assert [season.names for season in found] == [["skates"], ["asparagus"], ["charcoal"], ["turkey"]]
+    for number, season in enumerate(found):
+        peak = fortnights(START)[season.bought.argmax()] - START
+        assert 30 * DAY <= peak - 91 * number * DAY < 62 * DAY
+        assert season.bought.max() <= 0.5
+
+
+def test_histories_end_before_the_moment(shop: Sequences) -> None:
+    moment = START + 100 * DAY
+    histories = histories_until(shop, np.array([3, 0]), moment)
+    counts = events_until(shop, moment)
+    assert np.diff(histories.offsets).tolist() == [counts[3], counts[0]] == [26, 26]
+    assert histories.times.max() < moment
+    assert (np.diff(histories.times[:26]) >= 0).all()
+
+
+def test_recommended_shares_add_up(shop: Sequences, recommender: Recommender) -> None:
+    histories = histories_until(shop, np.arange(10), START + 100 * DAY)
+    shares = recommended(recommender, histories, fortnights(START)[8:], 2, "a model")
+    assert shares.shape == (shop.num_items + 1, FORTNIGHTS - 8)
+    assert shares.sum(0) == pytest.approx(1)
+    assert (shares[0] == 0).all() and shares.max() <= 0.5
+
+
+def test_the_figure_is_written(
+    shop: Sequences, recommender: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "MIN_HISTORY", 5)
+    written = demo.show_year(shop, {"hstu-time": recommender, "hstu-trope": recommender}, tmp_path)
+    assert [path.suffix for path in written] == [".png", ".svg"]
+    assert all(path.stat().st_size > 10_000 for path in written)
+    assert written[0].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_household_table(shop: Sequences, recommender: Recommender, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.show_household(shop, recommender)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "8 purchases until 2017-02-01" in said
+    assert all(moment in said for moment in demo.MOMENTS)
+
+
+def test_the_shuffled_purchases_are_the_packages(tmp_path: Path) -> None:
+    """The same rows; within a basket no longer in the order of product numbers."""
+    demo.shuffle_rows(tmp_path)
+    source = demo.complete_journey("type").files[0]
+    rows, original = pq.read_table(tmp_path / source.name), pq.read_table(source)
+    assert rows.schema == original.schema and len(rows) == len(original)
+    total = [sum(table["product_id"].cast("int64").to_numpy()) for table in (rows, original)]
+    assert total[0] == total[1]
+    assert (tmp_path / "products.parquet").is_file()
+
+
+def test_help_says_what_it_needs() -> None:
+    import typer
+
+    app = typer.Typer()
+    app.command()(demo.main)
+    assert "--data" in CliRunner().invoke(app, ["--help"]).output
+
+
+def test_curves_are_relative_to_their_mean() -> None:
+    assert demo_figure._relative(np.array([1.0, 3.0])).tolist() == [0.5, 1.5]
+    assert demo_figure._relative(np.zeros(2)).tolist() == [0.0, 0.0]
