@@ -102,7 +102,7 @@ class Trainer:
             self.plateau.best, self.plateau.num_bad_epochs = self.state.best, self.state.stalled
         self.objective: nn.Module = Objective(self.model, config.train.temperature)
         if group.size > 1:
-            self.objective = DistributedDataParallel(self.objective, broadcast_buffers=False)
+            self.objective = DistributedDataParallel(self.objective)
         self.guard = Guard(self.model, group.device)
         self.loss_sum = torch.tensor(self.state.loss_sum, dtype=torch.float64, device=group.device)
         group.wait()  # everyone has read the checkpoint before the first process may remove it
