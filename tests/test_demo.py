@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+import typer
 from data_logs import loose, prepared, write_parquet
-from typer.testing import CliRunner
 
 from trope import demo, demo_figure
 from trope.config import preset
@@ -103,12 +103,12 @@ def test_the_shuffled_purchases_are_the_packages(tmp_path: Path) -> None:
     assert (tmp_path / "products.parquet").is_file()
 
 
-def test_help_says_what_it_needs() -> None:
-    import typer
-
-    app = typer.Typer()
-    app.command()(demo.main)
-    assert "--data" in CliRunner().invoke(app, ["--help"]).output
+def test_a_command_that_fails_ends_the_demo(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        demo.trope("recommend", "no-such-run", "--user", 1, "--at", START)
+    said = capfd.readouterr()
+    assert ended.value.exit_code == 2
+    assert "$ trope recommend no-such-run" in said.out and "no-such-run" in said.err
 
 
 def test_curves_are_relative_to_their_mean() -> None:

@@ -7,6 +7,8 @@ models what only a time-aware one can answer: the same history, at different mom
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -21,7 +23,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trope.cli import app
 from trope.data.folder import META
 from trope.data.published import complete_journey
 from trope.data.sequences import Sequences
@@ -122,10 +123,10 @@ def train(model: str, data: Path, run: Path) -> None:
 
 
 def trope(*arguments: object) -> None:
-    """Show a command and run it, in this process: loading torch takes longer than most of them."""
+    """Show a command and run it; one that fails has said why, and ends the demo."""
     words = [str(argument) for argument in arguments]
     console.print(f"\n[bold]$ trope {' '.join(words)}[/bold]", soft_wrap=True)
-    code = app(words, standalone_mode=False)
+    code = subprocess.run([sys.executable, "-m", "trope", *words], check=False).returncode
     if code:
         raise typer.Exit(code)
 
