@@ -296,11 +296,15 @@ def _matmul_precision(name: str) -> Iterator[None]:
 def _reproducible(device: torch.device) -> Iterator[None]:
     """Seed as we like inside, and on a CPU add in a fixed order; the caller's random numbers and settings stay."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic  # torch's stubs do not know the attribute
+    fill = memory.fill_uninitialized_memory
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if device.type == "cpu":
             # Without it, several threads add up gradients of repeated rows as they come.
             torch.use_deterministic_algorithms(True)
+            memory.fill_uninitialized_memory = False  # a help in tests, a pass over memory here
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            memory.fill_uninitialized_memory = fill
