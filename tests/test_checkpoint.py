@@ -94,10 +94,12 @@ def test_a_best_model_lost_to_a_kill_is_published_again_on_resume(data: Sequence
     train(data, tiny("train.epochs=1"), run, "cpu", progress=False)
     expected = weights(run)
     (run / "best").rename(run / ".best.old-x")
-    (run / "checkpoints" / ".partial-x").mkdir()
+    (run / "checkpoints" / ".epoch0001-step00000001.partial-x").mkdir()
     train(data, tiny("train.epochs=1"), run, "cpu", resume=True, progress=False)
     assert weights(run) == expected
-    assert not (run / ".best.old-x").exists() and not (run / "checkpoints" / ".partial-x").exists()
+    assert (
+        not (run / ".best.old-x").exists() and not (run / "checkpoints" / ".epoch0001-step00000001.partial-x").exists()
+    )
 
 
 class Malice:

@@ -26,6 +26,7 @@ from trope.kernels import Backend, rotate_qk
 from trope.kernels.backend import HAS_TRITON
 from trope.rotary import NEUTRAL_SPAN, TRoPE
 from trope.rotary_base import Layout
+from trope.whole import whole_file
 
 SETS = 8  # input sets in one graph: what a step reuses has left the cache, and the graph's own launch is shared
 # Errors against float64 relative to the norm: one rounding to bf16 (2^-9 at most, on average less); and for the
@@ -294,10 +295,7 @@ def table(rows: list[Row]) -> Table:
 
 def write_csv(path: Path, rows: list[Row], environment: dict[str, str]) -> None:
     """The rows, each with the machine, versions and commit they were measured on; whole or absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(path.suffix + ".partial")
-    with partial.open("w", newline="") as file:
+    with whole_file(path) as partial, partial.open("w", newline="") as file:
         writer = csv_module.DictWriter(file, [f.name for f in fields(Row)] + list(environment), lineterminator="\n")
         writer.writeheader()
         writer.writerows({**asdict(row), **environment} for row in rows)
-    partial.replace(path)

@@ -13,10 +13,8 @@ state in it: everything random in a run is seeded from the step (see `trope.trai
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trope.model import SequentialRecommender
+from trope.whole import whole_folder
 
 FORMAT = 1
 FOLDER, BEST = "checkpoints", "best"
@@ -76,19 +75,11 @@ class Checkpoints:
         state.learning_rates = [float(group["lr"]) for group in optimizer.param_groups]
         target = self.folder / f"epoch{state.epoch:04d}-step{state.step:08d}"
         if not target.exists():
-            self.folder.mkdir(exist_ok=True)
-            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.folder))
-            try:
+            with whole_folder(target) as partial:
                 model.save_pretrained(partial / MODEL)
                 save_file(_optimizer_tensors(model, optimizer), partial / OPTIMIZER)
                 content = {"format": FORMAT, **asdict(state)}
                 (partial / STATE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-                partial.chmod(0o755)
-                _flush(partial)
-                partial.rename(target)
-                _flush_folder(self.folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
         self.publish_best(model, state)
         for old in self._all()[:-KEEP]:
             shutil.rmtree(old)
@@ -97,7 +88,6 @@ class Checkpoints:
         """Write RUN/best if `model` is it; done again on resume, in case the run was killed right before."""
         if state.is_best:
             model.save_pretrained(self.run / BEST)
-            _flush(self.run / BEST)
 
     def latest(self) -> Path | None:
         """The latest checkpoint."""
@@ -106,7 +96,7 @@ class Checkpoints:
 
     def tidy(self) -> None:
         """Remove what a killed process left unfinished."""
-        leftovers = [*self.folder.glob(".partial-*"), *self.run.glob(f".{BEST}.*")]
+        leftovers = [*self.folder.glob(".*.partial-*"), *self.run.glob(f".{BEST}.*")]
         for path in leftovers:
             shutil.rmtree(path)
 
@@ -174,22 +164,3 @@ def _fill_optimizer(path: Path, model: SequentialRecommender, optimizer: torch.o
 
 def _advice(path: Path) -> str:
     return f"remove {path} to resume from the checkpoint before it, or start a new run"
-
-
-def _flush(folder: Path) -> None:
-    """Have every file on disk before the folder gets its final name, so that a power cut leaves no empty ones."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        else:
-            _flush_folder(path)
-    _flush_folder(folder)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

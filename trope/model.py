@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from trope.config import Config, from_dict, to_dict
 from trope.layers import Context, make_blocks, relative_intervals
 from trope.rotary import query_times
 from trope.rotary_base import sequence_of
+from trope.whole import whole_folder
 
 FORMAT = "trope-model-1"
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -112,10 +111,7 @@ class SequentialRecommender(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights, config and a model card; the folder appears, or is replaced, only when whole."""
-        folder = Path(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
-        try:
+        with whole_folder(Path(folder)) as partial:
             save_file({name: x.detach().cpu().contiguous() for name, x in self._state().items()}, partial / WEIGHTS)
             described = {
                 "format": FORMAT, "trope": __version__, "num_items": self.num_items,
@@ -123,16 +119,6 @@ class SequentialRecommender(nn.Module):
             }  # fmt: skip
             (partial / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
             (partial / CARD).write_text(_card(described), encoding="utf-8")
-            partial.chmod(0o755)
-            if folder.exists():
-                old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old-", dir=folder.parent))
-                folder.rename(old / folder.name)
-                partial.rename(folder)
-                shutil.rmtree(old)
-            else:
-                partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
     def _state(self) -> dict[str, Tensor]:
         """The state without the names under which shared tables appear again (TiSASRec's blocks share theirs)."""

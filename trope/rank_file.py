@@ -12,7 +12,6 @@ RUN/ranks-SPLIT.npz, plain arrays and nothing to unpickle:
 from __future__ import annotations
 
 import json
-import tempfile
 import zipfile
 import zlib
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ import numpy as np
 
 from trope.evaluate import EvalResult
 from trope.metrics import Places
+from trope.whole import whole_file
 
 _ARRAYS = {"users": np.int64, "offsets": np.int64, "ranks": np.float64, "ties": np.int64}
 # What numpy raises for files that are not, or no longer, an archive of these arrays.
@@ -59,7 +59,7 @@ def path_of(run: Path, split: str) -> Path:
 def save(run: Path, result: EvalResult, about: About) -> Path:
     """Write the ranks into the run folder, whole or not at all."""
     path = path_of(run, about.split)
-    with tempfile.NamedTemporaryFile(dir=run, prefix=".partial-", suffix=".npz", delete=False) as file:
+    with whole_file(path) as partial, partial.open("wb") as file:
         np.savez_compressed(
             file,
             users=result.users,
@@ -68,9 +68,7 @@ def save(run: Path, result: EvalResult, about: About) -> Path:
             ties=result.places.ties,
             about=np.array(json.dumps(asdict(about))),
         )
-    partial = Path(file.name)
-    partial.chmod(0o644)
-    return partial.replace(path)
+    return path
 
 
 def load(run: Path, split: str) -> tuple[EvalResult, About]:

@@ -14,7 +14,6 @@ Each file is whole or not there.
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from trope import environment
 from trope.config import Config, read_toml, to_dict, to_toml
 from trope.data.sequences import Sequences
 from trope.serve.catalogue import write_catalogue
+from trope.whole import whole_file
 
 CONFIG, ENVIRONMENT, DATA, METRICS, CATALOGUE = "config.toml", "env.json", "data.json", "metrics.json", "catalogue"
 # How long to train may change from one part of a run to the next; what is trained may not.
@@ -79,11 +79,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file that is whole or not there."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".partial-", delete=False) as file:
-        file.write(text)
-    partial = Path(file.name)
-    partial.chmod(0o644)
-    partial.replace(path)
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def _check_config(run: Path, config: Config) -> None:

@@ -7,9 +7,6 @@ import errno
 import hashlib
 import io
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from trope.data.folder import ALL_ARRAYS, META, checksum_of
+from trope.whole import whole_folder
 
 
 class ArrayWriter:
@@ -114,41 +112,18 @@ def staging(out: Path, overwrite: bool) -> Iterator[Path]:
             f"{out} exists and is not a prepared dataset, so it is not replaced; choose another folder"
         )
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
-    except OSError as error:
-        raise ValueError(f"cannot write beside {out}: {error.strerror}; choose another folder") from None
-    try:
-        yield partial
-        _flush(partial)
-        partial.chmod(0o755)  # mkdtemp's 0700 is for secrets, a dataset is shared
-        _replace(partial, out)
+        with contextlib.ExitStack() as stack:
+            yield _enter(stack, out)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise ValueError(
                 f"no space left while writing beside {out}; nothing was kept, free some and run again"
             ) from error
         raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _flush(folder: Path) -> None:
-    """Have the files on disk before the folder gets its final name, so that a power cut leaves no empty arrays."""
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
-
-def _replace(partial: Path, out: Path) -> None:
-    if not out.exists():
-        partial.rename(out)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
-    out.rename(old / out.name)
+def _enter(stack: contextlib.ExitStack, out: Path) -> Path:
     try:
-        partial.rename(out)
-    except OSError:
-        (old / out.name).rename(out)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        return stack.enter_context(whole_folder(out))
+    except OSError as error:
+        raise ValueError(f"cannot write beside {out}: {error.strerror}; choose another folder") from None

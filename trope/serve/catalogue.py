@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from trope.data import folder as files
 from trope.data.sequences import Sequences
+from trope.whole import whole_file
 
 FORMAT = 1
 NAME = "catalogue.json"
@@ -74,6 +75,5 @@ def write_catalogue(data: Sequences, folder: Path) -> None:
     for name in arrays:
         shutil.copyfile(data.path / f"{name}.npy", folder / f"{name}.npy")
     record = {"format": FORMAT, "arrays": arrays}
-    partial = folder / f"{NAME}.partial"
-    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / NAME)
+    with whole_file(folder / NAME) as partial:
+        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

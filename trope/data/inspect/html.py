@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from html import escape
 from pathlib import Path
 
 from trope.data.inspect.measure import Report
 from trope.data.inspect.summary import calendar_findings, key_figures
+from trope.whole import whole_file
 
 _CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #f4f5f7; margin: 0; }
@@ -60,11 +60,6 @@ def write_html(report: Report, path: Path | str) -> Path:
 </html>
 """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(page, encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with whole_file(path) as partial:
+        partial.write_text(page, encoding="utf-8")
     return path
