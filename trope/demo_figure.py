@@ -15,8 +15,8 @@ from trope.demo_season import Floats, Season
 # Baseline, then ours. Okabe and Ito's colours, which colour-blind readers can tell apart, and so can their line styles.
 STYLES = (("#D55E00", "--", 1.8), ("#0072B2", "-", 2.4))
 BOUGHT = "#C8C8C8"
-NAMED = 3
-"""Product types written over a panel."""
+NAMED, LONGEST = 3, 17
+"""Product types written over a panel, and the most letters of each."""
 
 
 def draw(
@@ -34,7 +34,7 @@ def draw(
         axis.fill_between(days, _relative(season.bought), color=BOUGHT, lw=0, label="bought")
         for (model, curves), (colour, style, width) in zip(shares.items(), STYLES, strict=True):
             axis.plot(days, _relative(curves[number]), style, color=colour, lw=width, label=f"recommended by {model}")
-        names = ", ".join(name.lower() for name in season.names[:NAMED])
+        names = ", ".join(name.lower()[:LONGEST].strip() for name in season.names[:NAMED])
         axis.set_title(f"Peak in {season.quarter}\n{names}, ...", fontsize=9, loc="left")
         axis.set_ylim(bottom=0)
         axis.spines[["top", "right"]].set_visible(False)
