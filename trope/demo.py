@@ -46,7 +46,7 @@ OWN_SETTINGS = {BASELINE: {}, TIME_AWARE: {"rotary.rotate_key": "false"}}
 MOMENTS = {"April": "2017-04-14T18:00:00Z", "July": "2017-07-03T18:00:00Z", "20 December": "2017-12-20T18:00:00Z"}
 YEAR_START, HISTORY_END = "2017-01-01T00:00:00Z", "2017-02-01T00:00:00Z"
 CAVEATS = """How to read this
-- Small models, three epochs, one seed. Of ten metrics that differ by chance alone, one in two tables has a star.
+- Small models, three epochs, one seed. Among ten metrics a single star may well be chance.
 - hstu-trope rotates the query only (rotary.rotate_key=false). We chose that, and the size, by looking at the
   seasons of this same year: the full preset, trained as briefly, did not follow them months after a history.
 - Where a line does not follow the grey area, the model has not learned that season.
