@@ -9,6 +9,8 @@ if not torch.cuda.is_available():
 
 import pytest
 
+torch.set_num_threads(1)  # tensors are tiny here: threads would only wait for each other
+
 SECONDS = (1_500_000_000, 1_600_000_000)  # real timestamps: July 2017 to September 2020
 
 
