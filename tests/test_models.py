@@ -272,6 +272,9 @@ def test_config_round_trip_and_settings(tmp_path: Path) -> None:
     ("rotary.shifted=1", "true or false, got '1'"),
     ("train.lr=0", "train.lr must be greater than 0"),
     ("model.dropout=1", r"must lie in \[0, 1\)"),
+    ("train.factor=1", r"train.factor must lie in \[0, 1\)"),
+    ("train.beta2=nan", "train.beta2 must lie in"),
+    ("train.patience=-1", "train.patience must not be negative, got -1"),
     ("model.block=sasrec", "a relative attention bias belongs to block hstu"),
 ])  # fmt: skip
 def test_bad_settings(setting: str, message: str) -> None:

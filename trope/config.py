@@ -157,8 +157,20 @@ def _check(config: Config) -> None:
     for path, value in positive.items():
         if not value > 0:
             raise ValueError(f"{path} must be greater than 0, got {value}")
-    if not 0 <= model.dropout < 1:
-        raise ValueError(f"model.dropout must lie in [0, 1), got {model.dropout}")
+    shares = {
+        "model.dropout": model.dropout, "train.factor": train.factor,
+        "train.beta1": train.beta1, "train.beta2": train.beta2,
+    }  # fmt: skip
+    for path, value in shares.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{path} must lie in [0, 1), got {value}")
+    not_negative = {
+        "train.weight_decay": train.weight_decay, "train.frequency_lr": train.frequency_lr, "train.clip": train.clip,
+        "train.patience": train.patience, "train.early_stop": train.early_stop, "train.min_epochs": train.min_epochs,
+    }  # fmt: skip
+    for path, value in not_negative.items():
+        if not value >= 0:
+            raise ValueError(f"{path} must not be negative, got {value}")
 
 
 PRESETS: dict[str, Config] = {
