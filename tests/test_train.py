@@ -290,7 +290,7 @@ def test_a_run_is_not_overwritten_and_not_resumed_as_another(
         (["--config", "nowhere.toml"], "no config file nowhere.toml"),
         (["--device", "abacus"], "device must be"),
         (["--model", "gru4rec"], "unknown model 'gru4rec'"),
-        (["--set", "train.factor=2"], "Factor should be < 1.0"),
+        (["--set", "train.factor=2"], "train.factor must lie in [0, 1), got 2.0"),
         (["--set", "train.stride=1000"], "stride must be from 1 to max_len"),
     ],
 )
