@@ -1,7 +1,7 @@
 """Checks of what comes from outside: each failure is a ValueError that says what is wrong, what was found, what to do.
 
-Shapes and dtypes are always checked. Values are checked where reading them is possible and cheap: in eager mode (one
-host synchronisation on a GPU), not while torch compiles, exports or captures a CUDA graph.
+Shapes and dtypes are always checked. Values are checked where reading them is possible and cheap: in eager mode (a few
+host synchronisations on a GPU), not while torch compiles, exports or captures a CUDA graph.
 """
 
 from __future__ import annotations
