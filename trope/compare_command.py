@@ -1,4 +1,7 @@
-"""The command `trope compare`: runs side by side, with intervals, and a mark where a difference is more than chance."""
+"""The command `trope compare`: runs side by side, with intervals, and a mark where a difference is more than chance.
+
+Given a dataset and models it trains them first (`trope.experiments`); given runs it compares what they left.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,96 @@ if TYPE_CHECKING:
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Two or more runs, evaluated; the first is the reference.")],
-    split: Annotated[str, typer.Option(help="test or valid.")] = "test",
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A dataset, with --models and --out; or two or more evaluated runs.", metavar="DATA | RUN…"
+        ),
+    ],
+    models: Annotated[
+        str | None,
+        typer.Option(help="Train these on the dataset, such as hstu-time,hstu-trope; the first is the reference."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs to train; run again, it continues.")] = None,
+    seeds: Annotated[int, typer.Option(help="Train each model this often, with seeds 0, 1, …")] = 1,
+    jobs: Annotated[int, typer.Option(help="Trainings at a time.")] = 1,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="group.field=value for every model; may be repeated.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
+    split: Annotated[str, typer.Option(help="Of runs: test or valid.")] = "test",
     resamples: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
 ) -> None:
-    """Compare runs by paired bootstrap over users: means, 95 % intervals, and what differs from the first run."""
+    """Compare models by paired bootstrap over users: means, 95 % intervals, and what differs from the first.
+
+    With --models, every model is trained on the dataset first, and its metrics are the mean over the seeds; what was
+    trained before is not trained again, and a run that fails is reported and does not stop the others.
+    """
     from trope.compare import compare_runs
     from trope.run_folder import write_json
 
-    comparison = compare_runs(runs, split, resamples, seed)
+    failures = 0
+    if models is None:
+        comparison = compare_runs(paths, split, resamples, seed)
+        about: dict[str, Any] = {"split": split}
+    else:
+        if len(paths) != 1 or out is None:
+            raise ValueError(f"--models needs one dataset and --out, got {len(paths)} paths and --out {out}")
+        comparison, about, failures = _train_and_compare(
+            paths[0], models.split(","), seeds, jobs, settings or [], out, device, resamples, seed
+        )
     show(comparison, f"{split}, {comparison.users:,} users, percent with 95 % intervals ({resamples:,} resamples)")
     if json is not None:
-        write_json(json, {"split": split, "resamples": resamples, "seed": seed, **to_dict(comparison)})
+        write_json(json, {**about, "resamples": resamples, "seed": seed, **to_dict(comparison)})
         typer.echo(f"\nwrote {json}")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _train_and_compare(
+    data: Path,
+    models: list[str],
+    seeds: int,
+    jobs: int,
+    settings: list[str],
+    out: Path,
+    device: str,
+    resamples: int,
+    seed: int,
+) -> tuple[Comparison, dict[str, Any], int]:
+    """The comparison, what it is of, and how many runs failed."""
+    from trope.compare import compare_values
+    from trope.config import preset
+    from trope.data.sequences import Sequences
+    from trope.experiments import Outcome, Variant, mean_over_seeds, plan, run_all, write_results
+
+    for model in models:
+        preset(model, settings)  # a wrong name or value is refused before anything is trained
+    Sequences.load(data)
+    if seeds < 1:
+        raise ValueError(f"at least one seed, got --seeds {seeds}")
+    runs = plan([Variant(model, model, tuple(settings)) for model in models], range(seeds), out)
+    done = sum(run.is_finished for run in runs)
+    typer.echo(f"{len(runs)} runs in {out}, {done} finished before")
+
+    def ended(outcome: Outcome) -> None:
+        nonlocal done
+        done += outcome.failure is None
+        said = outcome.failure or f"{outcome.seconds:.0f} s"
+        typer.echo(f"{done}/{len(runs)}  {outcome.run.folder.name:<24} {said}")
+
+    outcomes = run_all(runs, data, jobs, device, ended)
+    lines = write_results(runs, out)
+    values = mean_over_seeds(runs)
+    failed = sum(outcome.failure is not None for outcome in outcomes)
+    if len(values) < 2:
+        raise ValueError(
+            f"a comparison needs two models, and {len(values)} could be trained; see output.txt in {out}/*"
+        )
+    about = {"split": "test", "seeds": seeds, "settings": settings, "data": lines[0]["data"]}
+    return compare_values(values, resamples, seed), about, failed
 
 
 def show(comparison: Comparison, title: str) -> None:

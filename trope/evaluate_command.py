@@ -45,7 +45,7 @@ def evaluate(
     results = {run.resolve().name: ours}
     for name, scorer in baselines(store, split).items():
         results[name] = rank_users(scorer, store, split, config.eval, max_len, progress=True)
-    about = rank_file.About(store.meta["checksum"], store.protocol.name, split, config.eval.filter_seen, max_len)
+    about = rank_file.About.of(store, split, config)
     saved = rank_file.save(run, ours, about)
     _show(results, f"{store.path.name}, {about.protocol}, {split}, filter_seen {about.filter_seen}")
     typer.echo(f"\nranks: {saved}")

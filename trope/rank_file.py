@@ -1,4 +1,4 @@
-"""Saved ranks: what `trope evaluate` leaves in the run folder, so that `trope compare` needs no model.
+"""Saved ranks: what `trope train` and `trope evaluate` leave in the run folder, so that `trope compare` needs no model.
 
 RUN/ranks-SPLIT.npz, plain arrays and nothing to unpickle:
 
@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from trope.config import Config
+from trope.data.sequences import Sequences
 from trope.evaluate import EvalResult
 from trope.metrics import Places
 from trope.whole import whole_file
@@ -41,6 +43,11 @@ class About:
     split: str
     filter_seen: str
     max_len: int
+
+    @classmethod
+    def of(cls, data: Sequences, split: str, config: Config) -> About:
+        """Of a split of a dataset, ranked as a config says."""
+        return cls(data.meta["checksum"], data.protocol.name, split, config.eval.filter_seen, config.model.max_len)
 
     def difference(self, other: About) -> str | None:
         """The first reason why ranks of these two cannot be compared, or None."""

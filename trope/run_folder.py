@@ -6,6 +6,7 @@
     data.json            which dataset: path, checksum, protocol, counts
     log.jsonl            one line every so many steps, one an epoch
     checkpoints/, best/  see `trope.checkpoint`
+    ranks-test.npz       at the end: where the best model ranked each test positive, see `trope.rank_file`
     metrics.json         at the end: validation and test of the best model
 
 Each file is whole or not there.

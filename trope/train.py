@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from trope import checkpoint
+from trope import checkpoint, rank_file
 from trope.checkpoint import BEST, Checkpoints, TrainState
 from trope.config import Config
 from trope.data.sequences import Sequences
@@ -221,7 +221,8 @@ class Trainer:
         state, config = self.state, self.config
         self.group.wait()
         model = SequentialRecommender.from_pretrained(self.run_folder / BEST).to(self.group.device)
-        tested = evaluate(model, self.data, "test", config.eval, config.model.max_len).metrics
+        result = evaluate(model, self.data, "test", config.eval, config.model.max_len)
+        tested = result.metrics
         summary = {
             "valid": state.best_metrics,
             "test": tested,
@@ -233,6 +234,7 @@ class Trainer:
             "data": describe_data(self.data),
         }
         if self.group.is_first:
+            rank_file.save(self.run_folder, result, rank_file.About.of(self.data, "test", config))
             write_json(self.run_folder / METRICS, summary)
             log.say(f"best epoch {state.best_epoch} of {state.epoch}: test {CRITERION} {tested[CRITERION]:.4f}")
         return summary
