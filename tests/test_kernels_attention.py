@@ -1,0 +1,162 @@
+"""The fused HSTU attention against the reference: values and all gradients, padded and jagged, odd shapes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from trope.kernels import attention
+from trope.kernels.attention import Gaps, hstu_attention, time_gaps
+from trope.kernels.spans import Spans
+
+triton_attention = pytest.importorskip("trope.kernels.attention_triton", reason="needs the package triton")
+
+FIRST = 1_600_000_000
+
+
+def spans_of(kind: str, lengths: list[int], max_len: int) -> tuple[Spans, int]:
+    """Sequences padded, jagged, or jagged with tokens of nobody behind them; and the number of tokens."""
+    lengths_B = torch.tensor(lengths)
+    if kind == "padded":
+        return Spans.padded(lengths_B, max_len), len(lengths) * max_len
+    offsets = torch.nn.functional.pad(lengths_B.cumsum(0), (1, 0))
+    spans = Spans.jagged(offsets, max_len)
+    if kind == "jagged":
+        return spans, int(offsets[-1])
+    return spans._replace(is_complete=False), int(offsets[-1]) + 5
+
+
+def inside(spans: Spans, tokens: int) -> Tensor:
+    """Which tokens belong to a sequence."""
+    is_inside = torch.zeros(tokens, dtype=torch.bool)
+    for start, length in zip(spans.starts_B.tolist(), spans.lengths_B.tolist(), strict=True):
+        is_inside[start : start + length] = True
+    return is_inside
+
+
+def make_times(spans: Spans, tokens: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Rising times with gaps from a second to a year, equal times among them; the query looks from the next."""
+    gaps = (torch.rand(tokens, generator=generator) * math.log(3e7)).exp().long() * (
+        torch.rand(tokens, generator=generator) > 0.2
+    )
+    times = FIRST + gaps.cumsum(0)
+    return times, times.roll(-1).where(torch.arange(tokens) < tokens - 1, times)
+
+
+def run(
+    backend: str, dtype: torch.dtype, spans: Spans, inputs: list[Tensor], times: tuple[Tensor, Tensor],
+    has_position: bool, has_time: bool, weight: Tensor, last: int = 128,
+) -> list[Tensor]:  # fmt: skip
+    """y and the gradients of q, k, v and the weights."""
+    q, k, v, position, time = (x.clone().requires_grad_() for x in inputs)
+    # q, k and v as attention gets them: views into one joint tensor.
+    joint = torch.stack([q, k, v], dim=1).to(dtype)
+    views = joint.unbind(1)
+    gaps: Gaps | None = None
+    if has_time:
+        gaps = time_gaps(*times, spans, last, like=joint, backend=backend)  # type: ignore[arg-type]
+    weights_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    y = hstu_attention(
+        *views, spans, 7, position.to(weights_dtype) if has_position else None,
+        time.to(weights_dtype) if has_time else None, gaps, backend=backend,  # type: ignore[arg-type]
+    )  # fmt: skip
+    (y.double() * weight).sum().backward()
+    learned = [q, k, v, *([position] if has_position else []), *([time] if has_time else [])]
+    gradients = [x.grad for x in learned]
+    assert all(g is not None for g in gradients)
+    return [y.detach().double() * (weight != 0), *gradients]  # type: ignore[list-item]
+
+
+CASES = [
+    ("padded", [5, 1, 7], 7, 1, 16, True, True),
+    ("jagged", [33, 1, 0, 18], 40, 2, 16, True, True),
+    ("loose", [17, 35], 35, 1, 30, True, True),
+    ("jagged", [20, 40], 40, 3, 16, False, True),
+    ("jagged", [34], 50, 1, 32, True, False),
+    ("padded", [40, 0], 40, 1, 16, False, False),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "lengths", "max_len", "heads", "dim", "position", "time", "cached"),
+    [(*case, cached) for case in CASES for cached in (True, False) if case[-1] or cached],  # no bias, nothing to cache
+)
+def test_values_and_gradients(
+    dtype: torch.dtype, kind: str, lengths: list[int], max_len: int, heads: int, dim: int, position: bool, time: bool,
+    cached: bool, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(triton_attention, "BLOCK", 16)  # several tiles in a short sequence
+    monkeypatch.setattr(attention, "CACHE_BYTES", 1 << 28 if cached else 0)
+    generator = torch.Generator().manual_seed(len(lengths) + dim)
+    spans, tokens = spans_of(kind, lengths, max_len)
+    is_inside = inside(spans, tokens)
+    random = [torch.randn(tokens, heads, dim, generator=generator, dtype=torch.float64) for _ in range(4)]
+    # What the kernels get is what the reference gets: rounded once, before either.
+    q, k, v, weight = (x.to(dtype).double() * 0.7 for x in random)
+    q, k, v = (x.to(dtype).double() for x in (q, k, v))
+    w_position = torch.randn(2 * 50 - 1, generator=generator, dtype=torch.float64).float().double()
+    w_time = torch.randn(129, generator=generator, dtype=torch.float64).float().double()
+    weight = weight * is_inside[:, None, None]
+    times = make_times(spans, tokens, generator)
+    arguments = (spans, [q, k, v, w_position, w_time], times, position, time, weight)
+    exact = run("torch", torch.float64, *arguments)
+    ours = run("triton", dtype, *arguments)
+    theirs = run("torch", dtype, *arguments)
+    names = ["y", "dq", "dk", "dv"] + ["d position"] * position + ["d time"] * time
+    for name, truth, our, their in zip(names, exact, ours, theirs, strict=True):
+        size = truth.abs().max().item() or 1.0
+        reference_error = (their - truth).abs().max().item()
+        tolerance = 3 * reference_error + (2e-6 if dtype == torch.float32 else 4e-3) * size
+        assert (our - truth).abs().max().item() <= tolerance, name
+
+
+def test_tokens_of_no_sequence_are_zero() -> None:
+    x = torch.ones(6, 1, 16)
+    spans = Spans(torch.tensor([1]), torch.tensor([3]), 4)
+    for backend in ("torch", "triton"):
+        y = hstu_attention(x, x, x, spans, 4, backend=backend)  # type: ignore[arg-type]
+        assert (y[[0, 4, 5]] == 0).all() and (y[1:4] != 0).all()
+
+
+def test_times_out_of_order_are_only_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_attention, "BLOCK", 16)
+    generator = torch.Generator().manual_seed(3)
+    spans, tokens = spans_of("jagged", [30], 30)
+    inputs = [torch.randn(tokens, 1, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
+    inputs += [torch.randn(59, generator=generator, dtype=torch.float64) for _ in range(2)]
+    times = torch.randint(FIRST, FIRST + 10**8, (2, tokens), generator=generator).unbind()
+    weight = torch.randn(tokens, 1, 16, generator=generator, dtype=torch.float64)
+    arguments = (spans, inputs, times, True, True, weight, 58)
+    for truth, ours in zip(
+        run("torch", torch.float64, *arguments), run("triton", torch.float32, *arguments), strict=True
+    ):
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+def test_the_reference_is_the_formula() -> None:
+    """Written out for one query: y_i = 1/n sum_j silu(q_i k_j + w[j - i] + w[bucket]) v_j."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(4, 1, 2, generator=generator, dtype=torch.float64) for _ in range(3))
+    position, time = (torch.randn(size, generator=generator, dtype=torch.float64) for size in (7, 129))
+    times = torch.tensor([0, 10, 1000, 86_400]) + FIRST
+    looking_from = torch.tensor([10, 1000, 86_400, 90_000]) + FIRST
+    spans = Spans.padded(torch.tensor([4]), 4)
+    gaps = time_gaps(times, looking_from, spans, 128, like=q)
+    y = hstu_attention(q, k, v, spans, 5, position, time, gaps)
+    for i in range(4):
+        expected = torch.zeros(2, dtype=torch.float64)
+        for j in range(i + 1):
+            bucket = int(math.log(max(abs(int(looking_from[i] - times[j])), 1)) / 0.301)
+            score = q[i, 0] @ k[j, 0] + position[3 + j - i] + time[bucket]
+            expected += score * torch.sigmoid(score) * v[j, 0] / 5
+        torch.testing.assert_close(y[i, 0], expected)
+
+
+def test_weights_without_gaps_are_refused() -> None:
+    x = torch.zeros(4, 1, 2)
+    with pytest.raises(ValueError, match="both its weights and the gaps"):
+        hstu_attention(x, x, x, Spans.padded(torch.tensor([4]), 4), 4, None, torch.zeros(129))

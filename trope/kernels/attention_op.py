@@ -1,0 +1,35 @@
+"""The fused attention as an autograd function. Imported on first use by attention.py, never by `import trope`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trope.kernels import attention_backward, attention_triton
+from trope.kernels.attention_triton import Bias
+
+
+class FusedAttention(torch.autograd.Function):
+    """q, k, v, spans, n, position, time, gaps -> y; see `trope.kernels.attention.hstu_attention`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, spans: Any, n: int, position: Any, time: Any, gaps: Any
+    ) -> Tensor:
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        bias = Bias(position, time, gaps)
+        ctx.save_for_backward(q, k, v, position, time)
+        ctx.spans, ctx.n, ctx.gaps = spans, n, gaps
+        return attention_triton.forward(q, k, v, spans, n, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, position, time = ctx.saved_tensors
+        (dy,) = gradients
+        bias = Bias(position, time, ctx.gaps)
+        dy = dy if dy.stride(-1) == 1 else dy.contiguous()
+        dq, dk, dv = attention_backward.backward(dy, q, k, v, ctx.spans, ctx.n, bias)
+        d_position, d_time = attention_backward.backward_bias(dy, q, k, v, ctx.spans, ctx.n, bias)
+        return dq, dk, dv, None, None, d_position, d_time, None

@@ -1,0 +1,232 @@
+"""The fused HSTU attention, forward: scores, bias, SiLU and the sum over values in tiles, never the [L, L] matrix.
+
+Notable: one program owns a tile of queries of one head and walks over the keys before it; only the tile on the diagonal
+is masked; the bias is formed in the kernel, the position's by distance and the time's by bucket, which is read from a
+cache of bytes that all heads and blocks share, or computed from the times where that cache would be too large. SiLU is
+h + h * tanh(h) with h = s / 2, one instruction of the special-function unit in bf16 (error 2^-11, below bf16's own).
+
+Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
+Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time buckets.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trope.kernels.attention_reference import BUCKET_WIDTH
+from trope.kernels.spans import Spans
+
+BLOCK = 64  # queries and keys of a tile; 32 for short sequences
+_PER_BUCKET = tl.constexpr(1 / BUCKET_WIDTH)
+
+
+class Bias(NamedTuple):
+    """The weights of both biases and the gaps between times; each may be None."""
+
+    position: Tensor | None
+    time: Tensor | None
+    gaps: Any
+
+    def pointers(self, like: Tensor) -> tuple[Tensor, ...]:
+        """What the kernels take; an absent one is any tensor, never read."""
+        buckets = None if self.gaps is None else self.gaps.buckets
+        times = (None, None) if self.gaps is None else (self.gaps.times_T, self.gaps.query_times_T)
+        return tuple(like if x is None else x for x in (self.position, self.time, *times, buckets))
+
+    def constants(self) -> dict[str, Any]:
+        """The compile-time side of it."""
+        return {
+            "HAS_POSITION": self.position is not None,
+            "HAS_TIME": self.time is not None,
+            "CACHED": self.gaps is not None and self.gaps.buckets is not None,
+        }
+
+
+def tile(q: Tensor, spans: Spans) -> dict[str, Any]:
+    """Block sizes and how exactly to compute, for all attention kernels."""
+    D = q.shape[2]
+    block_d = max(16, triton.next_power_of_2(D))
+    block = min(BLOCK, max(16, triton.next_power_of_2(spans.max_len)))
+    return {
+        "BLOCK": block,
+        "BLOCK_D": block_d,
+        "D": D,
+        # In the interpreter there is no inline assembly, and in float32 no reason to approximate.
+        "FAST": q.dtype != torch.float32 and os.environ.get("TRITON_INTERPRET") != "1",
+        "num_warps": 4,
+    }
+
+
+@triton.jit
+def sigmoid(b_s, FAST: tl.constexpr):
+    """Logistic function; by the hardware's tanh if FAST."""
+    if FAST:
+        b_t = tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [b_s * 0.5], dtype=tl.float32, is_pure=True, pack=1
+        )
+        b_sigmoid = 0.5 * b_t + 0.5
+    else:
+        b_sigmoid = 1.0 / (1.0 + tl.exp(-b_s))
+    return b_sigmoid
+
+
+@triton.jit
+def dot(b_x, b_y, FAST: tl.constexpr):
+    """A product summed in float32; unless FAST, of operands in float32 (the interpreter cannot multiply bf16)."""
+    if not FAST:
+        b_x, b_y = b_x.to(tl.float32), b_y.to(tl.float32)
+    return tl.dot(b_x, b_y, input_precision="ieee")
+
+
+@triton.jit
+def load_tile(p_x, o_row, m_row, s_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows of one head, zero where masked."""
+    o_d = tl.arange(0, BLOCK_D)
+    m = m_row[:, None] if D == BLOCK_D else m_row[:, None] & (o_d < D)[None, :]
+    return tl.load(p_x + o_row[:, None] * s_row + o_d[None, :], mask=m, other=0.0)
+
+
+@triton.jit
+def buckets_of(b_tq, b_tk, last):
+    """Buckets [queries, keys] of int32 seconds since the sequence began."""
+    b_gap = tl.maximum(tl.abs(b_tq[:, None] - b_tk[None, :]), 1)
+    return tl.minimum((tl.log(b_gap.to(tl.float32)) * _PER_BUCKET).to(tl.int32), last)
+
+
+@triton.jit
+def load_times(p_times, o_token, m, t_first):
+    """Seconds since the sequence's first event, int32: 68 years are enough."""
+    b_t = tl.load(p_times + o_token, mask=m, other=0) - t_first
+    return tl.minimum(tl.maximum(b_t, -(1 << 30)), 1 << 30).to(tl.int32)
+
+
+@triton.jit
+def load_buckets(
+    p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, L, last, CACHED: tl.constexpr
+):  # fmt: skip
+    """Buckets [queries, keys] of a tile, from the cache or from the times."""
+    if CACHED:
+        p_row = p_buckets + i_b.to(tl.int64) * L * L + o_m[:, None] * L + o_n[None, :]
+        b_bucket = tl.load(p_row, mask=m_m[:, None] & m_n[None, :], other=0).to(tl.int32)
+    else:
+        t_first = tl.load(p_times + start)
+        b_tq = load_times(p_query_times, start + o_m, m_m, t_first)
+        b_tk = load_times(p_times, start + o_n, m_n, t_first)
+        b_bucket = buckets_of(b_tq, b_tk, last)
+    return b_bucket
+
+
+@triton.jit
+def add_bias(
+    b_s, p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, L, centre, last,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr,
+):  # fmt: skip
+    """Scores of a tile with both biases."""
+    if HAS_POSITION:
+        # Keys after their query are masked later; the distance is kept inside the table for them.
+        o_distance = tl.minimum(o_n[None, :] - o_m[:, None], 0)
+        b_s += tl.load(p_position + centre + o_distance)
+    if HAS_TIME:
+        b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, L, last, CACHED)
+        b_s += tl.load(p_time + b_bucket)
+    return b_s
+
+
+@triton.jit
+def _forward_kernel(
+    p_q, p_k, p_v, p_y, p_position, p_time, p_times, p_query_times, p_buckets, p_starts, p_lengths,
+    s_q, s_k, s_v, s_y, s_qh, s_kh, s_vh, s_yh, L, centre, last, scale,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    i_m = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest walks first
+    i_h, i_b = tl.program_id(1), tl.program_id(2)
+    start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
+    if i_m * BLOCK >= length:
+        return
+    o_m = i_m * BLOCK + tl.arange(0, BLOCK)
+    m_m = o_m < length
+    b_q = load_tile(p_q + i_h * s_qh, start + o_m, m_m, s_q, D, BLOCK_D)
+    b_y = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
+    p_kh, p_vh = p_k + i_h * s_kh, p_v + i_h * s_vh
+    for i_n in range(i_m):  # whole tiles: every key is before every query
+        o_n = i_n * BLOCK + tl.arange(0, BLOCK)
+        m_n = o_n < length
+        b_k = load_tile(p_kh, start + o_n, m_n, s_k, D, BLOCK_D)
+        b_v = load_tile(p_vh, start + o_n, m_n, s_v, D, BLOCK_D)
+        b_s = dot(b_q, tl.trans(b_k), FAST)
+        b_s = add_bias(b_s, p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n,
+                       L, centre, last, HAS_POSITION, HAS_TIME, CACHED)  # fmt: skip
+        b_a = b_s * sigmoid(b_s, FAST)
+        b_y += dot(b_a.to(b_v.dtype), b_v, FAST)
+    b_k = load_tile(p_kh, start + o_m, m_m, s_k, D, BLOCK_D)
+    b_v = load_tile(p_vh, start + o_m, m_m, s_v, D, BLOCK_D)
+    b_s = dot(b_q, tl.trans(b_k), FAST)
+    b_s = add_bias(b_s, p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_m, m_m, m_m,
+                   L, centre, last, HAS_POSITION, HAS_TIME, CACHED)  # fmt: skip
+    b_a = tl.where(o_m[:, None] >= o_m[None, :], b_s * sigmoid(b_s, FAST), 0.0)
+    b_y += dot(b_a.to(b_v.dtype), b_v, FAST)
+    o_d = tl.arange(0, BLOCK_D)
+    p_out = p_y + i_h * s_yh + (start + o_m)[:, None] * s_y + o_d[None, :]
+    tl.store(p_out, (b_y * scale).to(p_y.dtype.element_ty), mask=m_m[:, None] & (o_d < D)[None, :])
+
+
+@triton.jit
+def _cache_kernel(p_times, p_query_times, p_buckets, p_starts, p_lengths, L, last, BLOCK: tl.constexpr):
+    i_m, i_n, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
+    if (i_n > i_m) | (i_m * BLOCK >= length):
+        return
+    o_m, o_n = i_m * BLOCK + tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
+    m_m, m_n = o_m < length, o_n < length
+    t_first = tl.load(p_times + start)
+    b_tq = load_times(p_query_times, start + o_m, m_m, t_first)
+    b_tk = load_times(p_times, start + o_n, m_n, t_first)
+    b_bucket = buckets_of(b_tq, b_tk, last)
+    p_out = p_buckets + i_b.to(tl.int64) * L * L + o_m[:, None] * L + o_n[None, :]
+    tl.store(p_out, b_bucket.to(tl.uint8), mask=m_m[:, None] & m_n[None, :])
+
+
+def cache_buckets(times_T: Tensor, query_times_T: Tensor, spans: Spans, last: int) -> Tensor:
+    """Buckets of all pairs that attention looks at, uint8 [B, L, L]; the rest is not written."""
+    B, L = len(spans.lengths_B), spans.max_len
+    buckets = torch.empty((B, L, L), dtype=torch.uint8, device=times_T.device)
+    block = min(BLOCK, max(16, triton.next_power_of_2(L)))
+    tiles = triton.cdiv(L, block)
+    if B * L:
+        _cache_kernel[(tiles, tiles, B)](
+            times_T, query_times_T, buckets, spans.starts_B, spans.lengths_B, L, last, BLOCK=block
+        )
+    return buckets
+
+
+def shared_arguments(q: Tensor, spans: Spans, n: int, bias: Bias) -> tuple[int, int, int, float]:
+    """L, the middle of the position weights, the last bucket, and one over n."""
+    centre = 0 if bias.position is None else (len(bias.position) - 1) // 2
+    assert bias.position is None or spans.max_len <= centre + 1, "sequences are longer than the position weights"
+    return spans.max_len, centre, 0 if bias.gaps is None else bias.gaps.last, 1.0 / n
+
+
+def grid_tiles(spans: Spans, constants: dict[str, Any]) -> int:
+    """Tiles of the longest sequence."""
+    return triton.cdiv(spans.max_len, constants["BLOCK"])
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias) -> Tensor:
+    """y [T, H, D], contiguous; zero outside of all sequences."""
+    T, H, D = q.shape
+    y = (torch.empty if spans.is_complete else torch.zeros)((T, H, D), dtype=q.dtype, device=q.device)
+    constants = tile(q, spans)
+    if T and len(spans.lengths_B):
+        _forward_kernel[(grid_tiles(spans, constants), H, len(spans.lengths_B))](
+            q, k, v, y, *bias.pointers(q), spans.starts_B, spans.lengths_B,
+            q.stride(0), k.stride(0), v.stride(0), y.stride(0), q.stride(1), k.stride(1), v.stride(1), y.stride(1),
+            *shared_arguments(q, spans, n, bias), **bias.constants(), **constants,
+        )  # fmt: skip
+    return y

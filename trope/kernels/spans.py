@@ -1,0 +1,43 @@
+"""Where sequences lie among flat tokens: one description for padded and jagged batches.
+
+Shape letters: B sequences, L positions, T tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Spans(NamedTuple):
+    """Sequence b is the tokens starts[b] .. starts[b] + lengths[b].
+
+    max_len: no sequence is longer; known without asking the device.
+    is_padded: the tokens are a padded batch [B, max_len], row by row.
+    is_complete: every token belongs to a sequence, so that nothing outside needs to be cleared.
+    """
+
+    starts_B: Tensor
+    lengths_B: Tensor
+    max_len: int
+    is_padded: bool = False
+    is_complete: bool = False
+
+    @classmethod
+    def padded(cls, lengths_B: Tensor, max_len: int) -> Spans:
+        """Of a right-padded batch [B, max_len], flattened."""
+        starts_B = torch.arange(len(lengths_B), device=lengths_B.device) * max_len
+        return cls(starts_B, lengths_B, max_len, is_padded=True)
+
+    @classmethod
+    def jagged(cls, offsets: Tensor, max_len: int) -> Spans:
+        """Of sequences one behind the other, offsets [B + 1]."""
+        return cls(offsets[:-1], offsets.diff(), max_len, is_complete=True)
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """The token at each place of a padded batch [B, L] (any token where there is none), and which places exist."""
+        index_L = torch.arange(self.max_len, device=self.starts_B.device)
+        exists_BL = index_L < self.lengths_B[:, None]
+        return torch.where(exists_BL, self.starts_B[:, None] + index_L, 0), exists_BL
