@@ -53,6 +53,8 @@ def compare(
     else:
         if len(paths) != 1 or out is None:
             raise ValueError(f"--models needs one dataset and --out, got {len(paths)} paths and --out {out}")
+        if split != "test":
+            raise ValueError(f"--models compares on test, got --split {split}; compare the runs by their folders")
         comparison, about, failures = _train_and_compare(
             paths[0], models.split(","), seeds, jobs, settings or [], out, device, resamples, seed
         )
@@ -81,11 +83,15 @@ def _train_and_compare(
     from trope.data.sequences import Sequences
     from trope.experiments import Outcome, Variant, mean_over_seeds, plan, run_all, write_results
 
+    if len(models) < 2:
+        raise ValueError(f"a comparison needs two models, got --models {','.join(models)}")
     for model in models:
         preset(model, settings)  # a wrong name or value is refused before anything is trained
     Sequences.load(data)
     if seeds < 1:
         raise ValueError(f"at least one seed, got --seeds {seeds}")
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} exists and is not a folder; choose another --out")
     runs = plan([Variant(model, model, tuple(settings)) for model in models], range(seeds), out)
     done = sum(run.is_finished for run in runs)
     typer.echo(f"{len(runs)} runs in {out}, {done} finished before")

@@ -2,9 +2,10 @@
 
 Each run is a process of its own, `python -m trope train … --resume`, so that one that dies takes nothing with it and
 several share one GPU. A run that has its metrics.json is finished and is not run again: the same command continues
-where it stopped. Everything is under one folder:
+where it stopped. A run that was finished with another config or on another dataset is refused, since its metrics would
+go under a wrong name. Everything is under one folder:
 
-    NAME-seedS/          the run, with output.txt, what it printed
+    NAME-seedS/          the run, with output.txt, what it printed when it last ran
     results.jsonl        one line for each finished run: what was trained, on what, and its metrics
 """
 
@@ -12,9 +13,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +28,10 @@ from typing import Any
 import numpy as np
 
 from trope import rank_file
+from trope.config import Config, preset, read_toml
+from trope.data.sequences import Sequences
 from trope.metrics import Floats, per_user
-from trope.run_folder import ENVIRONMENT, METRICS, write_text
+from trope.run_folder import CONFIG, ENVIRONMENT, METRICS, read_data, write_text
 
 RESULTS, OUTPUT = "results.jsonl", "output.txt"
 _POLL_SECONDS = 0.2
@@ -53,12 +59,21 @@ class Run:
         """Whether it was trained and tested."""
         return (self.folder / METRICS).is_file() and rank_file.path_of(self.folder, "test").is_file()
 
+    @property
+    def settings(self) -> list[str]:
+        """The variant's, and the seed."""
+        return [*self.variant.settings, f"train.seed={self.seed}"]
+
+    @property
+    def config(self) -> Config:
+        """What it is trained with."""
+        return preset(self.variant.model, self.settings)
+
     def command(self, data: Path, device: str) -> list[str]:
         """The command that trains it, or continues to."""
-        settings = [*self.variant.settings, f"train.seed={self.seed}"]
         return [
             sys.executable, "-m", "trope", "train", str(data), "--out", str(self.folder), "--resume", "--no-progress",
-            "--device", device, "--model", self.variant.model, *(part for s in settings for part in ("--set", s)),
+            "--device", device, "--model", self.variant.model, *(part for s in self.settings for part in ("--set", s)),
         ]  # fmt: skip
 
     def failure(self) -> str:
@@ -90,23 +105,31 @@ def run_all(
     """Train what is not finished yet, `jobs` at a time; `ended` hears of each as it ends."""
     if jobs < 1:
         raise ValueError(f"at least one run at a time, got jobs = {jobs}")
+    _check_finished(runs, data)
     waiting = [run for run in runs if not run.is_finished]
     running: list[tuple[Run, subprocess.Popen[bytes], float]] = []
-    outcomes = []
+    outcomes: list[Outcome] = []
+
+    def end(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        if ended is not None:
+            ended(outcome)
+
     with _stopped_at_exit(running):
         while waiting or running:
             while waiting and len(running) < jobs:
                 run = waiting.pop(0)
-                running.append((run, _start(run, data, device, jobs), time.monotonic()))
+                try:
+                    running.append((run, _start(run, data, device, jobs), time.monotonic()))
+                except OSError as error:
+                    end(Outcome(run, 0.0, f"could not be started: {error}"))
             time.sleep(_POLL_SECONDS)
             for entry in [entry for entry in running if entry[1].poll() is not None]:
                 run, process, started = entry
                 running.remove(entry)
                 failed = process.returncode != 0 or not run.is_finished
                 failure = f"exit code {process.returncode}: {run.failure()}" if failed else None
-                outcomes.append(Outcome(run, time.monotonic() - started, failure))
-                if ended is not None:
-                    ended(outcomes[-1])
+                end(Outcome(run, time.monotonic() - started, failure))
     return outcomes
 
 
@@ -145,25 +168,45 @@ def mean_over_seeds(runs: Sequence[Run]) -> dict[str, dict[str, Floats]]:
     }
 
 
+def _check_finished(runs: Sequence[Run], data: Path) -> None:
+    checksum = Sequences.load(data).meta["checksum"]
+    for run in runs:
+        if not run.is_finished:
+            continue  # `trope train --resume` checks it itself
+        if read_toml(run.folder / CONFIG) != run.config:
+            raise ValueError(f"{run.folder} was trained with another config, see its {CONFIG}; choose another folder")
+        if read_data(run.folder)["checksum"] != checksum:
+            raise ValueError(f"{run.folder} was trained on another dataset than {data}; choose another folder")
+
+
 def _start(run: Run, data: Path, device: str, jobs: int) -> subprocess.Popen[bytes]:
     run.folder.mkdir(parents=True, exist_ok=True)
     environment = dict(os.environ)
     if jobs > 1:
         # Processes side by side share the cores; each would otherwise start a thread for every core.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    with (run.folder / OUTPUT).open("ab") as output:
+    with (run.folder / OUTPUT).open("wb") as output:
         return subprocess.Popen(
             run.command(data, device),
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
             stdin=subprocess.DEVNULL,
+            process_group=0,  # or a Ctrl-C would reach them as well as us, and our SIGTERM end them before they saved
         )
 
 
 @contextmanager
 def _stopped_at_exit(running: list[tuple[Run, subprocess.Popen[bytes], float]]) -> Iterator[None]:
-    """Runs do not outlive us: they are asked to save themselves, and waited for."""
+    """Runs do not outlive us: they are asked to save themselves, and waited for; also when a signal ends us."""
+
+    def leave(signum: int, frame: types.FrameType | None) -> None:
+        sys.exit(128 + signum)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # only it may set handlers
+        numbers = [signal.SIGTERM, signal.SIGHUP]
+        before = {n: signal.signal(n, leave) for n in numbers if signal.getsignal(n) == signal.SIG_DFL}
     try:
         yield
     finally:
@@ -171,3 +214,5 @@ def _stopped_at_exit(running: list[tuple[Run, subprocess.Popen[bytes], float]]) 
             process.terminate()
         for _, process, _ in running:
             process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
