@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/method.md")
+PAGES = ("README.md", "docs/method.md", "docs/results.md")
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (?P<name>[\w-]+) -->).*?(<!-- end -->)")
 
@@ -67,11 +67,29 @@ def phases() -> str:
     return markdown(header, [[r[k] for k in keys] for r in rows("phases.csv")])
 
 
+def comparison(name: str, metrics: tuple[str, ...] = ("HR@10", "NDCG@10", "HR@50", "MRR")) -> str:
+    """What `trope compare --json` wrote: means in percent, and the first metric's difference from the first system."""
+    found = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    lines = []
+    for system, values in found["systems"].items():
+        apart = values.get("minus_first", {}).get(metrics[0])
+        shown = f"{100 * apart['mean']:+.2f} ({100 * apart['low']:+.2f} .. {100 * apart['high']:+.2f})" if apart else ""
+        lines.append([system, *(f"{100 * values[metric]['mean']:.2f}" for metric in metrics), shown])
+    header = [f"{found['users']:,} users", *metrics, f"{metrics[0]} minus {found['reference']}"]
+    return markdown(header, lines)
+
+
 def prepared(key: str) -> float:
     return float(json.loads((ROOT / "results" / "prepare-158m.json").read_text())[key])
 
 
-TABLES: dict[str, Callable[[], str]] = {"kernels": kernels, "phases": phases}
+TABLES: dict[str, Callable[[], str]] = {
+    "kernels": kernels,
+    "phases": phases,
+    "ml-1m": lambda: comparison("ml-1m"),
+    "shop-season": lambda: comparison("shop-season"),
+    "shop-none": lambda: comparison("shop-none"),
+}
 VALUES: dict[str, Callable[[], str]] = {
     "prepare-minutes": lambda: f"{prepared('wall_s') / 60:.1f}",
     "prepare-memory": lambda: f"{prepared('peak_memory_gib'):.1f}",

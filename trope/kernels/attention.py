@@ -16,8 +16,9 @@ from trope.kernels.attention_reference import time_buckets
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.spans import Spans
 
-# Buckets are kept for all blocks and heads of a forward where they fit in this many bytes, and formed in the kernels
-# from the times where they do not: memory stays linear in the length, and short sequences do not pay for that.
+# Buckets of all pairs (a byte each, for all blocks) and the bias of all pairs (for all heads of a block) are kept where
+# they fit in this many bytes, and formed tile by tile inside the kernels where they do not: memory is linear in the
+# length, and short sequences do not pay for that.
 CACHE_BYTES = 1 << 28
 
 
@@ -78,4 +79,4 @@ def hstu_attention(
         return attention_reference.attention(q_THD, k_THD, v_THD, spans, n, position, time, buckets)
     from trope.kernels.attention_op import FusedAttention
 
-    return FusedAttention.apply(q_THD, k_THD, v_THD, spans, n, position, time, gaps)
+    return FusedAttention.apply(q_THD, k_THD, v_THD, spans, n, position, time, gaps, CACHE_BYTES)

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from trope.kernels.attention_triton import (
     Bias,
-    add_bias,
+    bias_tile,
     dot,
-    grid_tiles,
     load_buckets,
     load_tile,
     shared_arguments,
+    sheet_strides,
     sigmoid,
     tile,
 )
@@ -36,20 +36,18 @@ PROGRAMS = 512  # of the bias kernel, about; fixed, so that sums do not depend o
 
 @triton.jit
 def _score_gradient(
-    b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n,
-    L, centre, last,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, FAST: tl.constexpr,
+    b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n, m_m, m_n,
+    s_row, s_sheet, L, centre, last,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """silu(s) and the gradient of s, [queries, keys], both without the factor 1/n; zero for keys after their query."""
-    b_s = dot(b_q, tl.trans(b_k), FAST)
-    b_s = add_bias(b_s, p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n,
-                   L, centre, last, HAS_POSITION, HAS_TIME, CACHED)  # fmt: skip
+    b_s = dot(b_q, tl.trans(b_k), FAST) + bias_tile(
+        p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n, m_m, m_n,
+        s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET)  # fmt: skip
     b_dp = dot(b_dy, tl.trans(b_v), FAST)
     b_sig = sigmoid(b_s, FAST)
     b_a = b_s * b_sig
-    b_ds = b_dp * (b_sig + b_a * (1.0 - b_sig))
-    m = o_m[:, None] >= o_n[None, :]
-    return tl.where(m, b_a, 0.0), tl.where(m, b_ds, 0.0)
+    return b_a, b_dp * (b_sig + b_a * (1.0 - b_sig))
 
 
 @triton.jit
@@ -61,9 +59,9 @@ def _store_tile(p_x, b_x, o_row, m_row, s_row, D: tl.constexpr, BLOCK_D: tl.cons
 
 @triton.jit
 def _query_kernel(
-    p_q, p_k, p_v, p_dy, p_dq, p_position, p_time, p_times, p_query_times, p_buckets, p_starts, p_lengths,
-    s_q, s_k, s_v, s_dy, s_dq, s_qh, s_kh, s_vh, s_dyh, s_dqh, L, centre, last, scale,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr,
+    p_q, p_k, p_v, p_dy, p_dq, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
+    s_q, s_k, s_v, s_dy, s_dq, s_qh, s_kh, s_vh, s_dyh, s_dqh, s_row, s_sheet, L, centre, last, scale,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     i_m = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -82,17 +80,18 @@ def _query_kernel(
         b_k = load_tile(p_k + i_h * s_kh, start + o_n, m_n, s_k, D, BLOCK_D)
         b_v = load_tile(p_v + i_h * s_vh, start + o_n, m_n, s_v, D, BLOCK_D)
         _, b_ds = _score_gradient(
-            b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n,
-            L, centre, last, HAS_POSITION, HAS_TIME, CACHED, FAST)  # fmt: skip
+            b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n,
+            m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET, FAST)  # fmt: skip
         b_dq += dot(b_ds.to(b_k.dtype), b_k, FAST)
     _store_tile(p_dq + i_h * s_dqh, b_dq * scale, start + o_m, m_m, s_dq, D, BLOCK_D)
 
 
 @triton.jit
 def _key_kernel(
-    p_q, p_k, p_v, p_dy, p_dk, p_dv, p_position, p_time, p_times, p_query_times, p_buckets, p_starts, p_lengths,
-    s_q, s_k, s_v, s_dy, s_dk, s_qh, s_kh, s_vh, s_dyh, s_dkh, L, centre, last, scale,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr,
+    p_q, p_k, p_v, p_dy, p_dk, p_dv, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet,
+    p_starts, p_lengths,
+    s_q, s_k, s_v, s_dy, s_dk, s_qh, s_kh, s_vh, s_dyh, s_dkh, s_row, s_sheet, L, centre, last, scale,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     i_n, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -111,8 +110,8 @@ def _key_kernel(
         b_q = load_tile(p_q + i_h * s_qh, start + o_m, m_m, s_q, D, BLOCK_D)
         b_dy = load_tile(p_dy + i_h * s_dyh, start + o_m, m_m, s_dy, D, BLOCK_D)
         b_a, b_ds = _score_gradient(
-            b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n,
-            L, centre, last, HAS_POSITION, HAS_TIME, CACHED, FAST)  # fmt: skip
+            b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n,
+            m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET, FAST)  # fmt: skip
         b_dv += dot(tl.trans(b_a.to(b_dy.dtype)), b_dy, FAST)
         b_dk += dot(tl.trans(b_ds.to(b_q.dtype)), b_q, FAST)
     _store_tile(p_dk + i_h * s_dkh, b_dk * scale, start + o_n, m_n, s_dk, D, BLOCK_D)
@@ -122,9 +121,9 @@ def _key_kernel(
 @triton.jit
 def _bias_kernel(
     p_q, p_k, p_v, p_dy, p_by_distance, p_by_bucket,
-    p_position, p_time, p_times, p_query_times, p_buckets, p_starts, p_lengths,
-    s_q, s_k, s_v, s_dy, s_qh, s_kh, s_vh, s_dyh, L, centre, last, scale, H, B, TILES,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr,
+    p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
+    s_q, s_k, s_v, s_dy, s_qh, s_kh, s_vh, s_dyh, s_row, s_sheet, L, centre, last, scale, H, B, TILES,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     i_chunk, i_diagonal = tl.program_id(0), tl.program_id(1)
@@ -148,14 +147,15 @@ def _bias_kernel(
                 b_v = load_tile(p_v + i_h * s_vh, start + o_n, m_n, s_v, D, BLOCK_D)
                 b_dy = load_tile(p_dy + i_h * s_dyh, start + o_m, m_m, s_dy, D, BLOCK_D)
                 _, b_ds = _score_gradient(
-                    b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, i_b, start,
-                    o_m, o_n, m_m, m_n, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, FAST)  # fmt: skip
+                    b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start,
+                    o_m, o_n, m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET,
+                    FAST)  # fmt: skip
                 b_sum += b_ds
             if HAS_POSITION:
                 b_distance += b_sum
             if HAS_TIME:
-                b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, L, last,
-                                        CACHED)  # fmt: skip
+                b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, s_row,
+                                        L, last, CACHED)  # fmt: skip
                 m = (o_m[:, None] >= o_n[None, :]) & m_m[:, None]
                 lowest = tl.min(tl.min(tl.where(m, b_bucket, 1 << 30), axis=1), axis=0)
                 highest = tl.max(tl.max(tl.where(m, b_bucket, -1), axis=1), axis=0)
@@ -210,11 +210,11 @@ def backward(
     dq, dk, dv = joint.unbind(1)
     constants = tile(q, spans)
     if T and len(spans.lengths_B):
-        grid = (grid_tiles(spans, constants), H, len(spans.lengths_B))
+        grid = (triton.cdiv(spans.max_len, constants["BLOCK"]), H, len(spans.lengths_B))
         rest = (*bias.pointers(q), spans.starts_B, spans.lengths_B)
         inputs = (q, k, v, dy)
         rows, heads = [x.stride(0) for x in (*inputs, dq)], [x.stride(1) for x in (*inputs, dq)]
-        shared = shared_arguments(q, spans, n, bias)
+        shared = (*sheet_strides(spans, bias), *shared_arguments(spans, n, bias))
         _query_kernel[grid](*inputs, dq, *rest, *rows, *heads, *shared, **bias.constants(), **constants)
         _key_kernel[grid](*inputs, dk, dv, *rest, *rows, *heads, *shared, **bias.constants(), **constants)
     return dq, dk, dv
@@ -230,20 +230,21 @@ def backward_bias(
     if (d_position is None and d_time is None) or not (B and len(q)):
         return d_position, d_time
     constants = tile(q, spans)
-    tiles, block = grid_tiles(spans, constants), constants["BLOCK"]
+    block = constants["BLOCK"]
+    tiles = triton.cdiv(spans.max_len, block)
     chunks = min(B, max(1, PROGRAMS // tiles))
     by_distance = torch.empty((tiles * chunks if d_position is not None else 0, block, block), device=q.device)
     block_k = 0 if bias.time is None else triton.next_power_of_2(len(bias.time))
     by_bucket = torch.empty((tiles * chunks if d_time is not None else 0, block_k), device=q.device)
     inputs = (q, k, v, dy)
-    shared = shared_arguments(q, spans, n, bias)
+    shared = (*sheet_strides(spans, bias), *shared_arguments(spans, n, bias))
     _bias_kernel[(chunks, tiles)](
         *inputs, by_distance, by_bucket, *bias.pointers(q), spans.starts_B, spans.lengths_B,
         *(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs), *shared, q.shape[1], B, tiles,
         BLOCK_K=max(block_k, 1), **bias.constants(), **constants,
     )  # fmt: skip
     if d_position is not None:
-        L, centre, *_ = shared
+        _, _, L, centre, *_ = shared
         _distance_kernel[(L,)](by_distance, d_position, chunks, tiles, L, centre, BLOCK=block, BLOCK_C=16)
     if d_time is not None:
         _sum_kernel[(len(d_time),)](by_bucket, d_time, tiles * chunks, len(d_time), block_k, BLOCK_R=256)

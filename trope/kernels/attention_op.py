@@ -12,24 +12,33 @@ from trope.kernels.attention_triton import Bias
 
 
 class FusedAttention(torch.autograd.Function):
-    """q, k, v, spans, n, position, time, gaps -> y; see `trope.kernels.attention.hstu_attention`."""
+    """q, k, v, spans, n, position, time, gaps, most bytes of a sheet -> y; see `attention.hstu_attention`."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, spans: Any, n: int, position: Any, time: Any, gaps: Any
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        spans: Any,
+        n: int,
+        position: Any,
+        time: Any,
+        gaps: Any,
+        most_bytes: int,
     ) -> Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        bias = Bias(position, time, gaps)
-        ctx.save_for_backward(q, k, v, position, time)
+        bias = attention_triton.with_sheet(Bias(position, time, gaps), spans, q, most_bytes)
+        ctx.save_for_backward(q, k, v, position, time, bias.sheet)
         ctx.spans, ctx.n, ctx.gaps = spans, n, gaps
         return attention_triton.forward(q, k, v, spans, n, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, position, time = ctx.saved_tensors
+        q, k, v, position, time, sheet = ctx.saved_tensors
         (dy,) = gradients
-        bias = Bias(position, time, ctx.gaps)
+        bias = Bias(position, time, ctx.gaps, sheet)
         dy = dy if dy.stride(-1) == 1 else dy.contiguous()
         dq, dk, dv = attention_backward.backward(dy, q, k, v, ctx.spans, ctx.n, bias)
         d_position, d_time = attention_backward.backward_bias(dy, q, k, v, ctx.spans, ctx.n, bias)
-        return dq, dk, dv, None, None, d_position, d_time, None
+        return dq, dk, dv, None, None, d_position, d_time, None, None

@@ -1,9 +1,11 @@
 """The fused HSTU attention, forward: scores, bias, SiLU and the sum over values in tiles, never the [L, L] matrix.
 
-Notable: one program owns a tile of queries of one head and walks over the keys before it; only the tile on the diagonal
-is masked; the bias is formed in the kernel, the position's by distance and the time's by bucket, which is read from a
-cache of bytes that all heads and blocks share, or computed from the times where that cache would be too large. SiLU is
-h + h * tanh(h) with h = s / 2, one instruction of the special-function unit in bf16 (error 2^-11, below bf16's own).
+Notable: one program owns a tile of queries of one head and walks over the keys before it. The bias is formed in tiles
+from the weights and the times, and masks what a query must not see; there are two ways, with the same result:
+- sheet: written once for all heads, as [B, L, L] in the scores' precision, where that fits a fixed budget (short
+  sequences: a load is cheaper than a logarithm and two look-ups for every head and every pass);
+- tile by tile inside every kernel where it does not, so that memory stays linear in the length.
+SiLU uses the hardware's tanh in bf16 (error 2^-11, below bf16's own).
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time buckets.
@@ -24,20 +26,23 @@ from trope.kernels.spans import Spans
 
 BLOCK = 64  # queries and keys of a tile; 32 for short sequences
 _PER_BUCKET = tl.constexpr(1 / BUCKET_WIDTH)
+HIDDEN = tl.constexpr(-16384.0)  # SiLU and its derivative are 0 there, in every precision
 
 
 class Bias(NamedTuple):
-    """The weights of both biases and the gaps between times; each may be None."""
+    """The weights of both biases, the gaps between times, and the sheet made of them; each may be None."""
 
     position: Tensor | None
     time: Tensor | None
     gaps: Any
+    sheet: Tensor | None = None
 
     def pointers(self, like: Tensor) -> tuple[Tensor, ...]:
         """What the kernels take; an absent one is any tensor, never read."""
-        buckets = None if self.gaps is None else self.gaps.buckets
-        times = (None, None) if self.gaps is None else (self.gaps.times_T, self.gaps.query_times_T)
-        return tuple(like if x is None else x for x in (self.position, self.time, *times, buckets))
+        gaps = (
+            (None, None, None) if self.gaps is None else (self.gaps.times_T, self.gaps.query_times_T, self.gaps.buckets)
+        )
+        return tuple(like if x is None else x for x in (self.position, self.time, *gaps, self.sheet))
 
     def constants(self) -> dict[str, Any]:
         """The compile-time side of it."""
@@ -45,6 +50,7 @@ class Bias(NamedTuple):
             "HAS_POSITION": self.position is not None,
             "HAS_TIME": self.time is not None,
             "CACHED": self.gaps is not None and self.gaps.buckets is not None,
+            "SHEET": self.sheet is not None,
         }
 
 
@@ -52,9 +58,8 @@ def tile(q: Tensor, spans: Spans) -> dict[str, Any]:
     """Block sizes and how exactly to compute, for all attention kernels."""
     D = q.shape[2]
     block_d = max(16, triton.next_power_of_2(D))
-    block = min(BLOCK, max(16, triton.next_power_of_2(spans.max_len)))
     return {
-        "BLOCK": block,
+        "BLOCK": _block(spans.max_len),
         "BLOCK_D": block_d,
         "D": D,
         # In the interpreter there is no inline assembly, and in float32 no reason to approximate.
@@ -72,7 +77,7 @@ def sigmoid(b_s, FAST: tl.constexpr):
         )
         b_sigmoid = 0.5 * b_t + 0.5
     else:
-        b_sigmoid = 1.0 / (1.0 + tl.exp(-b_s))
+        b_sigmoid = 1.0 / (1.0 + tl.exp(-tl.maximum(b_s, -80.0)))  # exp(88) would be too large for float32
     return b_sigmoid
 
 
@@ -108,12 +113,12 @@ def load_times(p_times, o_token, m, t_first):
 
 @triton.jit
 def load_buckets(
-    p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, L, last, CACHED: tl.constexpr
-):  # fmt: skip
+    p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, s_row, L, last, CACHED: tl.constexpr
+):
     """Buckets [queries, keys] of a tile, from the cache or from the times."""
     if CACHED:
-        p_row = p_buckets + i_b.to(tl.int64) * L * L + o_m[:, None] * L + o_n[None, :]
-        b_bucket = tl.load(p_row, mask=m_m[:, None] & m_n[None, :], other=0).to(tl.int32)
+        p_row = p_buckets + i_b.to(tl.int64) * L * s_row + o_m[:, None] * s_row + o_n[None, :]
+        b_bucket = tl.load(p_row, mask=m_m[:, None], other=0).to(tl.int32)
     else:
         t_first = tl.load(p_times + start)
         b_tq = load_times(p_query_times, start + o_m, m_m, t_first)
@@ -123,26 +128,44 @@ def load_buckets(
 
 
 @triton.jit
-def add_bias(
-    b_s, p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, L, centre, last,
+def form_bias(
+    p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, s_row, L, centre, last,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile with both biases."""
+    """Both biases of a tile, float32; HIDDEN for keys after their query."""
+    o_distance = o_n[None, :] - o_m[:, None]
+    b_bias = tl.zeros(o_distance.shape, dtype=tl.float32)
     if HAS_POSITION:
-        # Keys after their query are masked later; the distance is kept inside the table for them.
-        o_distance = tl.minimum(o_n[None, :] - o_m[:, None], 0)
-        b_s += tl.load(p_position + centre + o_distance)
+        b_bias += tl.load(p_position + centre + tl.minimum(o_distance, 0))
     if HAS_TIME:
-        b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, L, last, CACHED)
-        b_s += tl.load(p_time + b_bucket)
-    return b_s
+        b_bucket = load_buckets(
+            p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, s_row, L, last, CACHED
+        )
+        # Places beyond a sequence were never written.
+        b_bias += tl.load(p_time + tl.minimum(b_bucket, last))
+    return tl.where(o_distance <= 0, b_bias, HIDDEN)
+
+
+@triton.jit
+def bias_tile(
+    p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n, m_m, m_n, s_row, s_sheet, L,
+    centre, last, HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
+):  # fmt: skip
+    """Both biases of a tile, from the sheet or formed here; HIDDEN for keys after their query."""
+    if SHEET:
+        p_row = p_sheet + i_b.to(tl.int64) * s_sheet + o_m[:, None] * s_row + o_n[None, :]
+        b_bias = tl.load(p_row, mask=m_m[:, None], other=HIDDEN).to(tl.float32)
+    else:
+        b_bias = form_bias(p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, s_row,
+                           L, centre, last, HAS_POSITION, HAS_TIME, CACHED)  # fmt: skip
+    return b_bias
 
 
 @triton.jit
 def _forward_kernel(
-    p_q, p_k, p_v, p_y, p_position, p_time, p_times, p_query_times, p_buckets, p_starts, p_lengths,
-    s_q, s_k, s_v, s_y, s_qh, s_kh, s_vh, s_yh, L, centre, last, scale,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr,
+    p_q, p_k, p_v, p_y, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
+    s_q, s_k, s_v, s_y, s_qh, s_kh, s_vh, s_yh, s_row, s_sheet, L, centre, last, scale,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     i_m = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest walks first
@@ -154,68 +177,106 @@ def _forward_kernel(
     m_m = o_m < length
     b_q = load_tile(p_q + i_h * s_qh, start + o_m, m_m, s_q, D, BLOCK_D)
     b_y = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
-    p_kh, p_vh = p_k + i_h * s_kh, p_v + i_h * s_vh
-    for i_n in range(i_m):  # whole tiles: every key is before every query
+    for i_n in range(i_m + 1):
         o_n = i_n * BLOCK + tl.arange(0, BLOCK)
         m_n = o_n < length
-        b_k = load_tile(p_kh, start + o_n, m_n, s_k, D, BLOCK_D)
-        b_v = load_tile(p_vh, start + o_n, m_n, s_v, D, BLOCK_D)
-        b_s = dot(b_q, tl.trans(b_k), FAST)
-        b_s = add_bias(b_s, p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n,
-                       L, centre, last, HAS_POSITION, HAS_TIME, CACHED)  # fmt: skip
+        b_k = load_tile(p_k + i_h * s_kh, start + o_n, m_n, s_k, D, BLOCK_D)
+        b_v = load_tile(p_v + i_h * s_vh, start + o_n, m_n, s_v, D, BLOCK_D)
+        b_s = dot(b_q, tl.trans(b_k), FAST) + bias_tile(
+            p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n, m_m, m_n,
+            s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET)  # fmt: skip
         b_a = b_s * sigmoid(b_s, FAST)
         b_y += dot(b_a.to(b_v.dtype), b_v, FAST)
-    b_k = load_tile(p_kh, start + o_m, m_m, s_k, D, BLOCK_D)
-    b_v = load_tile(p_vh, start + o_m, m_m, s_v, D, BLOCK_D)
-    b_s = dot(b_q, tl.trans(b_k), FAST)
-    b_s = add_bias(b_s, p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_m, m_m, m_m,
-                   L, centre, last, HAS_POSITION, HAS_TIME, CACHED)  # fmt: skip
-    b_a = tl.where(o_m[:, None] >= o_m[None, :], b_s * sigmoid(b_s, FAST), 0.0)
-    b_y += dot(b_a.to(b_v.dtype), b_v, FAST)
     o_d = tl.arange(0, BLOCK_D)
     p_out = p_y + i_h * s_yh + (start + o_m)[:, None] * s_y + o_d[None, :]
     tl.store(p_out, (b_y * scale).to(p_y.dtype.element_ty), mask=m_m[:, None] & (o_d < D)[None, :])
 
 
 @triton.jit
-def _cache_kernel(p_times, p_query_times, p_buckets, p_starts, p_lengths, L, last, BLOCK: tl.constexpr):
+def _bucket_kernel(p_times, p_query_times, p_buckets, p_starts, p_lengths, s_row, L, last, BLOCK: tl.constexpr):
     i_m, i_n, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
     if (i_n > i_m) | (i_m * BLOCK >= length):
         return
     o_m, o_n = i_m * BLOCK + tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
-    m_m, m_n = o_m < length, o_n < length
-    t_first = tl.load(p_times + start)
-    b_tq = load_times(p_query_times, start + o_m, m_m, t_first)
-    b_tk = load_times(p_times, start + o_n, m_n, t_first)
-    b_bucket = buckets_of(b_tq, b_tk, last)
-    p_out = p_buckets + i_b.to(tl.int64) * L * L + o_m[:, None] * L + o_n[None, :]
+    m_m, m_n = o_m < length, o_n < s_row
+    b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length, s_row, L, last,
+                            False)  # fmt: skip
+    p_out = p_buckets + i_b.to(tl.int64) * L * s_row + o_m[:, None] * s_row + o_n[None, :]
     tl.store(p_out, b_bucket.to(tl.uint8), mask=m_m[:, None] & m_n[None, :])
 
 
+@triton.jit
+def _sheet_kernel(
+    p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
+    s_row, s_sheet, L, centre, last,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i_m, i_n, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start, length = tl.load(p_starts + i_b).to(tl.int64), L
+    if HAS_TIME:  # else one sheet serves all sequences
+        length = tl.load(p_lengths + i_b).to(tl.int32)
+    if (i_n > i_m) | (i_m * BLOCK >= length):
+        return
+    o_m, o_n = i_m * BLOCK + tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
+    m_m, m_n = o_m < length, o_n < s_row
+    b_bias = form_bias(p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length,
+                       s_row, L, centre, last, HAS_POSITION, HAS_TIME, CACHED)  # fmt: skip
+    p_out = p_sheet + i_b.to(tl.int64) * s_sheet + o_m[:, None] * s_row + o_n[None, :]
+    tl.store(p_out, b_bias.to(p_sheet.dtype.element_ty), mask=m_m[:, None] & m_n[None, :])
+
+
+def row_stride(L: int) -> int:
+    """Of buckets and sheets: rows begin at 16 bytes, and a tile never reaches beyond a row."""
+    return triton.cdiv(L, _block(L)) * _block(L)
+
+
 def cache_buckets(times_T: Tensor, query_times_T: Tensor, spans: Spans, last: int) -> Tensor:
-    """Buckets of all pairs that attention looks at, uint8 [B, L, L]; the rest is not written."""
+    """Buckets of all pairs that attention looks at, uint8 [B, L, row_stride(L)]; the rest is not written."""
     B, L = len(spans.lengths_B), spans.max_len
-    buckets = torch.empty((B, L, L), dtype=torch.uint8, device=times_T.device)
-    block = min(BLOCK, max(16, triton.next_power_of_2(L)))
-    tiles = triton.cdiv(L, block)
+    buckets = torch.empty((B, L, row_stride(L)), dtype=torch.uint8, device=times_T.device)
     if B * L:
-        _cache_kernel[(tiles, tiles, B)](
-            times_T, query_times_T, buckets, spans.starts_B, spans.lengths_B, L, last, BLOCK=block
+        _bucket_kernel[(triton.cdiv(L, _block(L)), triton.cdiv(L, _block(L)), B)](
+            times_T, query_times_T, buckets, spans.starts_B, spans.lengths_B, row_stride(L), L, last, BLOCK=_block(L)
         )
     return buckets
 
 
-def shared_arguments(q: Tensor, spans: Spans, n: int, bias: Bias) -> tuple[int, int, int, float]:
+def with_sheet(bias: Bias, spans: Spans, like: Tensor, most_bytes: int) -> Bias:
+    """The bias with its sheet, [B, L, row_stride(L)] or, without a time bias, [1, L, ..], if that is small enough."""
+    if bias.position is None and bias.time is None:
+        return bias
+    L = spans.max_len
+    B = len(spans.lengths_B) if bias.time is not None else 1
+    if B * L * row_stride(L) * like.element_size() > most_bytes or not len(spans.lengths_B):
+        return bias
+    sheet = torch.empty((B, L, row_stride(L)), dtype=like.dtype, device=like.device)
+    L_, centre, last, _ = shared_arguments(spans, 1, bias)
+    constants = {name: value for name, value in bias.constants().items() if name != "SHEET"}
+    tiles = triton.cdiv(L, _block(L))
+    pointers = bias._replace(sheet=sheet).pointers(like)
+    _sheet_kernel[(tiles, tiles, B)](
+        *pointers, spans.starts_B, spans.lengths_B, row_stride(L), sheet.stride(0), L_, centre, last,
+        BLOCK=_block(L), **constants,
+    )  # fmt: skip
+    return bias._replace(sheet=sheet)
+
+
+def _block(L: int) -> int:
+    return min(BLOCK, max(16, triton.next_power_of_2(L)))
+
+
+def shared_arguments(spans: Spans, n: int, bias: Bias) -> tuple[int, int, int, float]:
     """L, the middle of the position weights, the last bucket, and one over n."""
     centre = 0 if bias.position is None else (len(bias.position) - 1) // 2
     assert bias.position is None or spans.max_len <= centre + 1, "sequences are longer than the position weights"
     return spans.max_len, centre, 0 if bias.gaps is None else bias.gaps.last, 1.0 / n
 
 
-def grid_tiles(spans: Spans, constants: dict[str, Any]) -> int:
-    """Tiles of the longest sequence."""
-    return triton.cdiv(spans.max_len, constants["BLOCK"])
+def sheet_strides(spans: Spans, bias: Bias) -> tuple[int, int]:
+    """Of a row of buckets and sheet, and of a sequence's sheet (0 where all share one)."""
+    shared = bias.sheet is None or len(bias.sheet) == 1
+    return row_stride(spans.max_len), 0 if shared else bias.sheet.stride(0)  # type: ignore[union-attr]
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias) -> Tensor:
@@ -224,9 +285,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias) -
     y = (torch.empty if spans.is_complete else torch.zeros)((T, H, D), dtype=q.dtype, device=q.device)
     constants = tile(q, spans)
     if T and len(spans.lengths_B):
-        _forward_kernel[(grid_tiles(spans, constants), H, len(spans.lengths_B))](
+        _forward_kernel[(triton.cdiv(spans.max_len, constants["BLOCK"]), H, len(spans.lengths_B))](
             q, k, v, y, *bias.pointers(q), spans.starts_B, spans.lengths_B,
-            q.stride(0), k.stride(0), v.stride(0), y.stride(0), q.stride(1), k.stride(1), v.stride(1), y.stride(1),
-            *shared_arguments(q, spans, n, bias), **bias.constants(), **constants,
+            *(x.stride(0) for x in (q, k, v, y)), *(x.stride(1) for x in (q, k, v, y)),
+            *sheet_strides(spans, bias), *shared_arguments(spans, n, bias), **bias.constants(), **constants,
         )  # fmt: skip
     return y
