@@ -1,0 +1,159 @@
+"""The fused SiLU and rotation of HSTU's projection against the float64 reference: values and all gradients.
+
+Tolerances come from the float64 run, as in test_kernels.py: one unit in the last place of the dtype, and for the
+frequency gradients a small multiple of what the torch reference in the same dtype is off.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from conftest import draw_times
+
+from trope.kernels.activate import activate
+
+SHAPES = [  # T, H, D, rotary_dim
+    (1, 1, 2, 2),
+    (7, 3, 30, 30),
+    (9, 1, 50, 50),
+    (37, 8, 32, 32),
+    (10, 4, 128, 128),
+    (5, 3, 7, 4),
+]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory():
+    torch.use_deterministic_algorithms(True)  # with it, torch fills uninitialised memory with NaN
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class Problem:
+    """Random inputs in float64 that are exactly representable in `dtype`."""
+
+    def __init__(self, shape, dtype, device, coordinates=1, paper=False, rotated=True):
+        T, H, D, rotary_dim = shape
+        rng = torch.Generator().manual_seed(0)
+        P = rotary_dim // 2
+        self.heads, self.dtype, self.device, self.betas, self.freqs = H, dtype, device, None, []
+        self.pre = (3 * torch.randn(T, 4 * H * D, generator=rng)).to(dtype).double()
+        self.grads = torch.randn(4, T, H, D, generator=rng).to(dtype).double()
+        self.coords = [torch.stack([draw_times((T,), rng) for _ in range(coordinates)]).to(device) for _ in range(2)]
+        if rotated:
+            betas = torch.logspace(2, 8, P, dtype=torch.float64)
+            alphas = [torch.randn(coordinates, P, generator=rng) for _ in range(2)]
+            self.betas = betas.float().to(device) if paper else None
+            self.freqs = [(a if paper else a.double() / (2 * math.pi * betas)).to(device) for a in alphas]
+
+    def run(self, backend, dtype=None, interleaved=True, which=(0, 1, 2, 3)):
+        """u, v, q, k and the gradients of the projection and both frequencies, in float64; gradients from `which`."""
+        dtype = dtype or self.dtype
+        inputs = [self.pre.to(self.device, dtype).requires_grad_()]
+        inputs += [f.clone().requires_grad_() for f in self.freqs]
+        rotation = (*self.coords, *inputs[1:], self.betas) if self.freqs else ()
+        out = activate(inputs[0], self.heads, *rotation, interleaved=interleaved, backend=backend)
+        assert all(y.dtype == dtype for y in out)
+        upstream = [self.grads[i].to(self.device, dtype) for i in which]
+        grads = torch.autograd.grad([out[i] for i in which], inputs, upstream, materialize_grads=True)
+        return [x.detach().double().cpu() for x in (*out, *grads)]
+
+
+def assert_as_good_as_reference(problem: Problem, **options) -> None:
+    exact, reference = problem.run("torch", torch.float64, **options), problem.run("torch", **options)
+    kernel = problem.run("triton", **options)
+    for name, want, got in zip(("u", "v", "q", "k", "dpre"), exact, kernel, strict=False):
+        assert torch.allclose(got, want, rtol=torch.finfo(problem.dtype).eps, atol=3e-6), name
+    for want, ref, got in zip(exact[5:], reference[5:], kernel[5:], strict=True):
+        assert (got - want).norm() <= 3 * (ref - want).norm() + 1e-6 * want.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "halves"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values_and_gradients(shape: tuple, interleaved: bool, dtype: torch.dtype, device: str) -> None:
+    assert_as_good_as_reference(Problem(shape, dtype, device), interleaved=interleaved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_without_rotation(shape: tuple, dtype: torch.dtype, device: str) -> None:
+    assert_as_good_as_reference(Problem(shape, dtype, device, rotated=False))
+
+
+def test_two_coordinates(device: str) -> None:
+    """TO-RoPE: every plane turns by time and index together."""
+    assert_as_good_as_reference(Problem((7, 3, 12, 10), torch.float32, device, coordinates=2))
+
+
+def test_paper_phases(device: str) -> None:
+    problem = Problem((7, 3, 12, 10), torch.float32, device, paper=True)
+    for ref, got in zip(problem.run("torch"), problem.run("triton"), strict=True):
+        assert (got - ref).norm() <= 2e-6 * ref.norm()
+
+
+@pytest.mark.parametrize("which", [(0,), (1, 2), (3,), (0, 1)], ids=str)
+def test_missing_gradients_are_zero(which: tuple, device: str) -> None:
+    """Backward from some of the four alone: the others' parts of the projection get zeros, not garbage."""
+    problem = Problem((7, 2, 8, 8), torch.float32, device)
+    assert_as_good_as_reference(problem, which=which)
+    dpre = problem.run("triton", which=which)[4].view(7, 4, -1)
+    assert [bool(dpre[:, i].any()) for i in range(4)] == [i in which for i in range(4)]
+
+
+def test_many_tiles_per_program(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward loops over tiles once there are more of them than partial rows; the last program has fewer."""
+    from trope.kernels import activate_triton
+
+    monkeypatch.setattr(activate_triton, "ROWS", 3)
+    assert_as_good_as_reference(Problem((126, 2, 64, 64), torch.float32, device))
+
+
+def test_gradients_are_deterministic(device: str) -> None:
+    problem = Problem((80, 3, 16, 16), torch.bfloat16, device)
+    for first, second in itertools.pairwise(problem.run("triton") for _ in range(3)):
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_one_output_and_strided_gradients(device: str) -> None:
+    """The four are views of one tensor; gradients may be views too: of a joint one, transposed, or expanded."""
+    problem = Problem((6, 3, 8, 8), torch.float32, device)
+    results = []
+    for backend in ("torch", "triton"):
+        pre = problem.pre.float().to(device).requires_grad_()
+        u, v, q, k = activate(pre, 3, *problem.coords, *problem.freqs, backend=backend)
+        if backend == "triton":
+            assert {x.untyped_storage().data_ptr() for x in (u, v, q, k)} == {u.untyped_storage().data_ptr()}
+            assert q.stride() == (4 * 24, 8, 1)
+        joint = problem.grads.float().to(device).permute(1, 0, 2, 3).contiguous()
+        grads = (joint[:, 0], joint[:, 1].transpose(1, 2).contiguous().transpose(1, 2), joint[:, 2])
+        torch.autograd.backward((u, v, q, k), (*grads, torch.ones((), device=device).expand(6, 3, 8)))
+        results.append(pre.grad)
+    assert torch.allclose(*results, rtol=1e-5, atol=3e-6)
+
+
+def test_frequencies_that_do_not_learn(device: str) -> None:
+    problem = Problem((6, 3, 8, 8), torch.float32, device)
+    pre = problem.pre.float().to(device).requires_grad_()
+    out = activate(pre, 3, *problem.coords, *problem.freqs, backend="triton")
+    torch.autograd.backward(out, list(problem.grads.float().to(device)))
+    assert torch.allclose(pre.grad.double().cpu(), problem.run("torch", torch.float64)[4], rtol=1e-5, atol=3e-6)
+
+
+def test_no_tokens(device: str) -> None:
+    *_, dfreqs_q, dfreqs_k = Problem((0, 2, 8, 8), torch.float32, device).run("triton")
+    assert not dfreqs_q.any() and not dfreqs_k.any()
+
+
+def test_reference_gradients() -> None:
+    """gradcheck of the ground truth itself, in float64; coordinates small, so that finite differences are exact."""
+    torch.manual_seed(0)
+    pre, freqs_q, freqs_k = (
+        torch.randn(3, 16, dtype=torch.float64),
+        *(torch.randn(1, 1, dtype=torch.float64) for _ in "qk"),
+    )
+    coords = torch.arange(3)[None]
+    inputs = [x.requires_grad_() for x in (pre, freqs_q, freqs_k)]
+    assert torch.autograd.gradcheck(lambda x, fq, fk: activate(x, 2, coords, coords, fq, fk, backend="torch"), inputs)

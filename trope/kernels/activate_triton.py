@@ -1,0 +1,257 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
+"""SiLU and rotation of HSTU's joint projection in one pass, and its backward with the frequencies' gradient inside.
+
+Notable: a program takes one of u, v, q, k for a few tokens, neighbouring programs the four parts of the same tokens;
+cos and sin are formed in registers and serve all heads; the backward needs the projection and the gradients, neither
+SiLU's output nor the angles; gradients may be strided views, and one that is missing is a masked load; each program
+writes a partial row of the frequency gradient and rows are summed in a fixed order, so gradients are deterministic.
+
+Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
+Shape letters: T tokens, F = 4 H D, H heads, D head dim, P planes, C coordinates.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trope.kernels.rotary_triton import (
+    _cos_sin,
+    _load_pair,
+    _offsets,
+    _store_frequency_row,
+    _store_pair,
+    _sum_rows_kernel,
+    _tile,
+)
+
+ROWS = 1024  # partial rows of the frequency gradient per side, at most; fixed, so that sums do not depend on the GPU
+
+
+@triton.jit
+def _silu(b_x):
+    b_x = b_x.to(tl.float32)
+    return b_x * tl.sigmoid(b_x)
+
+
+@triton.jit
+def _silu_and_slope(b_x):
+    b_x = b_x.to(tl.float32)
+    b_s = tl.sigmoid(b_x)
+    b_y = b_x * b_s
+    return b_y, b_s + b_y * (1.0 - b_s)
+
+
+@triton.jit
+def _forward_part(
+    p_x, p_y, i_part, o_t, p_coords, p_freqs, p_betas, T,
+    H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
+    PAPER_FP32: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    o_p = tl.arange(0, BLOCK_P)
+    m_t = o_t < T
+    o_row = o_t.to(tl.int64) * (4 * H * D) + i_part * (H * D)
+    # As in rotary_triton: a group of heads is loaded before the group ahead of it is stored.
+    o_x, m_h = _offsets(o_row, D, 0, H, GROUP)
+    b_next0, b_next1 = _load_pair(p_x, o_x, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
+    if ROTATE:
+        b_cos, b_sin = _cos_sin(p_coords, p_freqs, p_betas, o_t, m_t, o_p, o_p < P, T, P, C, PAPER_FP32)
+        b_cos, b_sin = b_cos[:, None, :], b_sin[:, None, :]
+    for i_g in tl.static_range((H + GROUP - 1) // GROUP):
+        o_x, m_h = _offsets(o_row, D, i_g, H, GROUP)
+        m = m_t[:, None, None] & m_h
+        b_0, b_1 = _silu(b_next0), _silu(b_next1)
+        if (i_g + 1) * GROUP < H:
+            o_next, m_h = _offsets(o_row, D, i_g + 1, H, GROUP)
+            b_next0, b_next1 = _load_pair(p_x, o_next, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
+        if ROTATE:
+            b_0, b_1 = b_0 * b_cos - b_1 * b_sin, b_0 * b_sin + b_1 * b_cos
+        _store_pair(p_y, b_0, b_1, o_x, m, o_p, P, INTERLEAVED)
+        if BLOCK_REST:
+            o_d = 2 * P + tl.arange(0, BLOCK_REST)[None, None, :]
+            b_y = _silu(tl.load(p_x + o_x + o_d, mask=m & (o_d < D), other=0.0))
+            tl.store(p_y + o_x + o_d, b_y.to(p_y.dtype.element_ty), mask=m & (o_d < D))
+
+
+@triton.jit
+def _forward_kernel(
+    p_x, p_y, p_cq, p_ck, p_fq, p_fk, p_betas, T,
+    H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
+    PAPER_FP32: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    i_part = tl.program_id(0) % 4
+    o_t = tl.program_id(0) // 4 * BLOCK_T + tl.arange(0, BLOCK_T)
+    if ROTATE:
+        if i_part == 2:
+            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_betas, T, H, D, P, C, True, PAPER_FP32, INTERLEAVED,
+                          BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+        elif i_part == 3:
+            _forward_part(p_x, p_y, i_part, o_t, p_ck, p_fk, p_betas, T, H, D, P, C, True, PAPER_FP32, INTERLEAVED,
+                          BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+        else:
+            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_betas, T, H, D, P, C, False, PAPER_FP32, INTERLEAVED,
+                          BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+    else:
+        _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_betas, T, H, D, P, C, False, PAPER_FP32, INTERLEAVED,
+                      BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+
+
+@triton.jit
+def _backward_part(
+    p_x, p_g, p_dx, p_partial, i_part, i_block, p_coords, p_freqs, p_betas, T, TILES, s_gt, s_gh,
+    HAS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
+    FREQ_GRAD: tl.constexpr, PAPER_FP32: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    o_p = tl.arange(0, BLOCK_P)
+    if ROTATE and FREQ_GRAD:
+        # Sums of dPhi * coordinate, kept apart per token, head and plane until the end, as in rotary_triton.
+        b_df0 = tl.zeros((BLOCK_T, GROUP, BLOCK_P), dtype=tl.float64)
+        b_df1 = tl.zeros((BLOCK_T, GROUP, BLOCK_P), dtype=tl.float64)
+    for i_tile in range(TILES):
+        o_t = (i_block * TILES + i_tile) * BLOCK_T + tl.arange(0, BLOCK_T)
+        m_t = o_t < T
+        m_g = m_t & HAS  # a gradient that is missing is zero, and not read
+        o_row, o_row_g = o_t.to(tl.int64) * (4 * H * D) + i_part * (H * D), o_t.to(tl.int64) * s_gt
+        o_x, m_h = _offsets(o_row, D, 0, H, GROUP)
+        o_g, _ = _offsets(o_row_g, s_gh, 0, H, GROUP)
+        b_next_x0, b_next_x1 = _load_pair(p_x, o_x, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
+        b_next_g0, b_next_g1 = _load_pair(p_g, o_g, m_g[:, None, None] & m_h, o_p, P, INTERLEAVED)
+        if ROTATE:
+            b_cos, b_sin = _cos_sin(p_coords, p_freqs, p_betas, o_t, m_t, o_p, o_p < P, T, P, C, PAPER_FP32)
+            b_cos, b_sin = b_cos[:, None, :], b_sin[:, None, :]
+            b_dphi = tl.zeros((BLOCK_T, GROUP, BLOCK_P), dtype=tl.float32)
+        for i_g in tl.static_range((H + GROUP - 1) // GROUP):
+            o_x, m_h = _offsets(o_row, D, i_g, H, GROUP)
+            o_g, _ = _offsets(o_row_g, s_gh, i_g, H, GROUP)
+            m = m_t[:, None, None] & m_h
+            m_here = m_g[:, None, None] & m_h
+            b_y0, b_slope0 = _silu_and_slope(b_next_x0)
+            b_y1, b_slope1 = _silu_and_slope(b_next_x1)
+            b_g0, b_g1 = b_next_g0.to(tl.float32), b_next_g1.to(tl.float32)
+            if (i_g + 1) * GROUP < H:
+                o_next, m_h = _offsets(o_row, D, i_g + 1, H, GROUP)
+                o_next_g, _ = _offsets(o_row_g, s_gh, i_g + 1, H, GROUP)
+                b_next_x0, b_next_x1 = _load_pair(p_x, o_next, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
+                b_next_g0, b_next_g1 = _load_pair(p_g, o_next_g, m_g[:, None, None] & m_h, o_p, P, INTERLEAVED)
+            if ROTATE:
+                b_g0, b_g1 = b_g0 * b_cos + b_g1 * b_sin, b_g1 * b_cos - b_g0 * b_sin
+                # Algorithm 3's dPhi, the cross product of output and gradient, with both turned back.
+                b_dphi += b_y0 * b_g1 - b_y1 * b_g0
+            _store_pair(p_dx, b_g0 * b_slope0, b_g1 * b_slope1, o_x, m, o_p, P, INTERLEAVED)
+            if BLOCK_REST:
+                o_d = 2 * P + tl.arange(0, BLOCK_REST)[None, None, :]
+                _, b_slope = _silu_and_slope(tl.load(p_x + o_x + o_d, mask=m & (o_d < D), other=0.0))
+                b_g = tl.load(p_g + o_g + o_d, mask=m_here & (o_d < D), other=0.0).to(tl.float32)
+                tl.store(p_dx + o_x + o_d, (b_g * b_slope).to(p_dx.dtype.element_ty), mask=m & (o_d < D))
+        if ROTATE and FREQ_GRAD:
+            b_dphi64 = b_dphi.to(tl.float64)
+            b_df0 += b_dphi64 * tl.load(p_coords + o_t, mask=m_t, other=0).to(tl.float64)[:, None, None]
+            if C == 2:
+                b_df1 += b_dphi64 * tl.load(p_coords + T + o_t, mask=m_t, other=0).to(tl.float64)[:, None, None]
+    if ROTATE and FREQ_GRAD:
+        p_row = p_partial + i_block * C * P
+        _store_frequency_row(p_row, b_df0, p_betas, o_p, P, PAPER_FP32)
+        if C == 2:
+            _store_frequency_row(p_row + P, b_df1, p_betas, o_p, P, PAPER_FP32)
+
+
+@triton.jit
+def _backward_kernel(
+    p_x, p_gu, p_gv, p_gq, p_gk, p_dx, p_partial, p_cq, p_ck, p_fq, p_fk, p_betas, T, TILES,
+    s_ut, s_uh, s_vt, s_vh, s_qt, s_qh, s_kt, s_kh,
+    HAS_U: tl.constexpr, HAS_V: tl.constexpr, HAS_Q: tl.constexpr, HAS_K: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
+    FREQ_GRAD: tl.constexpr, PAPER_FP32: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    i_part, i_block = tl.program_id(0) % 4, tl.program_id(0) // 4
+    if i_part == 0:
+        _backward_part(p_x, p_gu, p_dx, p_partial, 0, i_block, p_cq, p_fq, p_betas, T, TILES, s_ut, s_uh, HAS_U,
+                       H, D, P, C, False, FREQ_GRAD, PAPER_FP32, INTERLEAVED, BLOCK_T, BLOCK_P, BLOCK_REST,
+                       GROUP)  # fmt: skip
+    elif i_part == 1:
+        _backward_part(p_x, p_gv, p_dx, p_partial, 1, i_block, p_cq, p_fq, p_betas, T, TILES, s_vt, s_vh, HAS_V,
+                       H, D, P, C, False, FREQ_GRAD, PAPER_FP32, INTERLEAVED, BLOCK_T, BLOCK_P, BLOCK_REST,
+                       GROUP)  # fmt: skip
+    elif i_part == 2:
+        _backward_part(p_x, p_gq, p_dx, p_partial, 2, i_block, p_cq, p_fq, p_betas, T, TILES, s_qt, s_qh, HAS_Q,
+                       H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, INTERLEAVED, BLOCK_T, BLOCK_P, BLOCK_REST,
+                       GROUP)  # fmt: skip
+    else:
+        p_partial_k = p_partial + tl.num_programs(0) // 4 * C * P
+        _backward_part(p_x, p_gk, p_dx, p_partial_k, 3, i_block, p_ck, p_fk, p_betas, T, TILES, s_kt, s_kh, HAS_K,
+                       H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, INTERLEAVED, BLOCK_T, BLOCK_P, BLOCK_REST,
+                       GROUP)  # fmt: skip
+
+
+def _strides(g_THD: Tensor) -> tuple[int, int]:
+    """Of tokens and heads; of an axis of length one they mean nothing, so they get the ones of dense rows."""
+    T, H, D = g_THD.shape
+    return g_THD.stride(0) if T > 1 else H * D, g_THD.stride(1) if H > 1 else D
+
+
+class _Activate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, pre_TF: Tensor, heads: int, coords_q: Tensor | None, coords_k: Tensor | None, freqs_q: Tensor | None,
+        freqs_k: Tensor | None, betas: Tensor | None, interleaved: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        T, D = len(pre_TF), pre_TF.shape[1] // (4 * heads)
+        C, P = (1, D // 2) if freqs_q is None else freqs_q.shape
+        shape = {"H": heads, "D": D, "P": P, "C": C, "ROTATE": freqs_q is not None, "PAPER_FP32": betas is not None}
+        shape |= {"INTERLEAVED": interleaved, **_tile(max(1, P), D - 2 * P, heads)}
+        out = torch.empty((T, 4, heads, D), dtype=pre_TF.dtype, device=pre_TF.device)
+        pointers = [pre_TF if x is None else x for x in (coords_q, coords_k, freqs_q, freqs_k, betas)]
+        if T:
+            _forward_kernel[(4 * triton.cdiv(T, shape["BLOCK_T"]),)](pre_TF, out, *pointers, T, **shape)
+        ctx.save_for_backward(pre_TF, *pointers)
+        ctx.set_materialize_grads(False)
+        ctx.shape = shape
+        return out[:, 0], out[:, 1], out[:, 2], out[:, 3]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        pre_TF, *pointers = ctx.saved_tensors
+        freqs_q, shape = pointers[2], ctx.shape
+        T, C, P, block_t = len(pre_TF), shape["C"], shape["P"], shape["BLOCK_T"]
+        freq_grad = ctx.needs_input_grad[4] or ctx.needs_input_grad[5]
+        dense = [g if g is None or g.stride(-1) == 1 else g.contiguous() for g in grads]
+        strides = [s for g in dense for s in ((16, 16) if g is None else _strides(g))]
+        dpre = torch.empty_like(pre_TF)
+        tiles = triton.cdiv(triton.cdiv(T, block_t), ROWS) if freq_grad else 1
+        blocks = triton.cdiv(T, tiles * block_t) if T else 0
+        partial = torch.empty((2, blocks if freq_grad else 0, C, P), dtype=torch.float64, device=pre_TF.device)
+        if T:
+            _backward_kernel[(4 * blocks,)](
+                pre_TF, *(pre_TF if g is None else g for g in dense), dpre, partial, *pointers, T, tiles, *strides,
+                *(g is not None for g in dense), FREQ_GRAD=freq_grad,
+                **shape | {"num_warps": 4},  # twice the forward's: two warps would spill
+            )  # fmt: skip
+        if not freq_grad:
+            return dpre, *[None] * 7
+        # The second stage of the reduction, in a fixed order and the frequencies' dtype.
+        dfreqs = torch.empty((2, C, P), dtype=freqs_q.dtype, device=pre_TF.device)
+        _sum_rows_kernel[(triton.cdiv(C * P, 4), 2)](
+            partial, dfreqs, blocks, C * P, BLOCK_R=512, BLOCK_N=4, num_warps=4
+        )
+        return dpre, None, None, None, dfreqs[0], dfreqs[1], None, None
+
+
+def activate(
+    pre_TF: Tensor, heads: int, coords_q_CT: Tensor | None, coords_k_CT: Tensor | None, freqs_q_CP: Tensor | None,
+    freqs_k_CP: Tensor | None, betas_P: Tensor | None, interleaved: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """u, v, q, k: views of one tensor [T, 4, H, D]."""
+    coords_q, coords_k, freqs_q, freqs_k = (
+        None if x is None else x.contiguous() for x in (coords_q_CT, coords_k_CT, freqs_q_CP, freqs_k_CP)
+    )
+    if freqs_q is not None:
+        assert coords_q is not None and coords_k is not None and freqs_k is not None
+        assert coords_q.shape == coords_k.shape and freqs_q.shape == freqs_k.shape
+        assert coords_q.shape == (len(freqs_q), len(pre_TF))
+    return _Activate.apply(pre_TF.contiguous(), heads, coords_q, coords_k, freqs_q, freqs_k, betas_P, interleaved)
