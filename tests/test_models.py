@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from conftest import draw_times
 
-from trope.bias import RelativeBias, time_buckets
 from trope.config import PRESETS, Config, ModelConfig, from_dict, preset, read_toml, to_dict, to_toml
+from trope.kernels.attention import time_gaps
+from trope.kernels.attention_reference import bias, time_buckets
+from trope.kernels.spans import Spans
 from trope.layers import Context, HSTUBlock, IntervalAttention, IntervalTables, relative_intervals
 from trope.model import SequentialRecommender
 
@@ -119,11 +121,14 @@ def test_hstu_block_is_its_definition(rng: torch.Generator) -> None:
     """REFERENCE: norm, one projection, SiLU on all of it, u v q k, silu(q k^T + bias) / n, norm, times u, linear."""
     config = ModelConfig(width=6, heads=2, head_dim=3, max_len=5, dropout=0.0)
     torch.manual_seed(0)
-    block = HSTUBlock(config, None)
+    block = HSTUBlock(config, None, stream=1)
     x = torch.randn(1, 4, 6, generator=rng)
     times = draw_times((1, 4), rng)
     buckets = time_buckets(times, times, 128)
-    got = block(x, Context(times, torch.tensor([4]), None, buckets))
+    spans = Spans.padded(torch.tensor([4]), 4)
+    gaps = time_gaps(times[0], times[0], spans, 128, like=x)
+    stream, delta = block(x[0] / 2, x[0] / 2, Context(spans, None, gaps, None, None, torch.float32))
+    got = (stream + delta)[None]
     h = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-6).sqrt()
     u, v, q, k = (F.silu(h[0] @ block.uvqk)).split(6, dim=-1)
     y = torch.zeros(4, 6)
@@ -146,10 +151,10 @@ def test_time_buckets_by_hand() -> None:
 
 
 def test_position_bias_is_by_distance() -> None:
-    bias = RelativeBias(5, 128, position=True, time=False)
-    b = bias(3, None)
-    assert b.shape == (3, 3)
-    assert all(b[i, j] == bias.position[4 + j - i] for i in range(3) for j in range(3))
+    weights = torch.randn(9)
+    b = bias(3, weights, None, None)
+    assert b is not None and b.shape == (3, 3)
+    assert all(b[i, j] == weights[4 + j - i] for i in range(3) for j in range(3))
 
 
 def test_interval_attention_never_needs_the_big_tensor(rng: torch.Generator) -> None:
@@ -161,7 +166,8 @@ def test_interval_attention_never_needs_the_big_tensor(rng: torch.Generator) -> 
     attention = IntervalAttention(config, tables)
     x, times = torch.randn(1, 5, 6, generator=rng), draw_times((1, 5), rng)
     index = relative_intervals(times, 4)
-    got = attention(x, Context(times, torch.tensor([5]), None, None, index))[0]
+    spans = Spans.padded(torch.tensor([5]), 5)
+    got = attention(x[0], Context(spans, None, None, index, None, torch.float32))
     q, k, v = (part.view(5, 2, 3) for part in attention.qkv(x)[0].chunk(3, dim=-1))
     r_k, r_v = (t[index[0]].view(5, 5, 2, 3) for t in (tables.interval_keys, tables.interval_values))
     p_k, p_v = (t.view(5, 2, 3) for t in (tables.position_keys, tables.position_values))

@@ -1,9 +1,10 @@
 """The three blocks that the six models are made of: HSTU, and a Transformer block with plain or interval attention.
 
-Every block is causal by construction and right-padding needs no mask: a valid position only looks at earlier ones, and
-what padding computes is never read. `Context` holds what all blocks of a forward share, computed once.
+Every block works on flat tokens [T, E] and the `Context` that all blocks of a forward share, computed once. HSTU takes
+any spans, padded or jagged; the Transformer blocks take padded ones. Every block is causal by construction, and
+right-padding needs no mask: a valid position only looks at earlier ones, and what padding computes is never read.
 
-Shape letters: B batch, L positions, H heads, D head dim, E width, K intervals.
+Shape letters: B batch, L positions, T tokens, H heads, D head dim, E width, K intervals, C coordinates.
 """
 
 from __future__ import annotations
@@ -15,23 +16,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trope.bias import RelativeBias
 from trope.config import Config, ModelConfig, RotaryConfig
+from trope.kernels.activate import activate
+from trope.kernels.attention import Gaps, hstu_attention
+from trope.kernels.norm import gate, norm
+from trope.kernels.spans import Spans
 from trope.rotary import IndexRoPE, TORoPE, TRoPE
+
+Rotation = TRoPE | TORoPE | IndexRoPE
 
 
 @dataclass(frozen=True)
 class Context:
-    """When events happened and from when queries look; what is derived of that, if the model uses it."""
+    """What all blocks of a forward share.
 
-    times_BL: Tensor
-    lengths_B: Tensor
-    t_now_B: Tensor | None
-    buckets_BLL: Tensor | None = None
-    intervals_BLL: Tensor | None = None
+    spans: where the sequences lie. coords: where queries and keys stand for the rotary encoding, two of [C, T].
+    gaps: between times, for HSTU's time bias. intervals_BLL: TiSASRec's. seed: of dropout inside kernels, int64 [1].
+    dtype: of the products.
+    """
+
+    spans: Spans
+    coords: tuple[Tensor, Tensor] | None
+    gaps: Gaps | None
+    intervals_BLL: Tensor | None
+    seed: Tensor | None
+    dtype: torch.dtype
+
+    def padded(self, x_T: Tensor) -> Tensor:
+        """Flat tokens [T, ..] as a batch [B, L, ..]."""
+        return x_T.unflatten(0, (-1, self.spans.max_len))
 
 
-def make_rotary(config: RotaryConfig, head_dim: int, time_span: tuple[int, int]) -> TRoPE | TORoPE | IndexRoPE | None:
+def make_rotary(config: RotaryConfig, head_dim: int, time_span: tuple[int, int]) -> Rotation | None:
     """The rotary encoding of one layer. Values are not checked again: the data were, when they were prepared."""
     if config.kind == "trope":
         return TRoPE(
@@ -56,36 +72,56 @@ class HSTUBlock(nn.Module):
     how long the other sequences of a batch are.
     """
 
-    def __init__(self, config: ModelConfig, rotary: nn.Module | None) -> None:
+    def __init__(self, config: ModelConfig, rotary: Rotation | None, stream: int) -> None:
         super().__init__()
-        self.heads, self.head_dim, self.max_len = config.heads, config.head_dim, config.max_len
+        self.heads, self.max_len, self.stream = config.heads, config.max_len, stream
         inner = config.heads * config.head_dim
         self.uvqk = nn.Parameter(torch.empty(config.width, 4 * inner).normal_(0, 0.02))
-        self.bias = RelativeBias(
-            config.max_len, config.time_buckets, position=config.position_bias, time=config.time_bias
-        )
+        self.bias = RelativeBias(config)
         self.rotary = rotary
         self.dropout = nn.Dropout(config.dropout)
         self.out = nn.Linear(inner, config.width)
         nn.init.xavier_uniform_(self.out.weight)
 
-    def forward(self, x_BLE: Tensor, context: Context) -> Tensor:
-        B, L, E = x_BLE.shape
-        normed = F.layer_norm(x_BLE, (E,), eps=1e-6)
-        u, v, q, k = (
-            part.view(B, L, self.heads, self.head_dim) for part in F.silu(normed @ self.uvqk).chunk(4, dim=-1)
-        )
-        if self.rotary is not None:  # q and k have been through SiLU when they are rotated
-            q, k = self.rotary(q, k, context.times_BL, context.lengths_B, context.t_now_B)
-        scores_BHLL = q.transpose(1, 2) @ k.permute(0, 2, 3, 1)
-        bias = self.bias(L, context.buckets_BLL)
-        if bias is not None:
-            scores_BHLL = scores_BHLL + (bias if bias.dim() == 2 else bias[:, None])
-        causal = torch.ones(L, L, dtype=torch.bool, device=x_BLE.device).tril()
-        attention = (F.silu(scores_BHLL) / self.max_len).masked_fill(~causal, 0.0)
-        y_BLE = (attention.to(v.dtype) @ v.transpose(1, 2)).transpose(1, 2).reshape(B, L, -1)
-        gated = F.layer_norm(y_BLE, (y_BLE.shape[-1],), eps=1e-6) * u.reshape(B, L, -1)
-        return x_BLE + self.out(self.dropout(gated))
+    def forward(self, x_TE: Tensor, delta_TE: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
+        """The residual stream with the previous block's `delta_TE` added, and this block's own: still apart, because
+        the next norm adds them on its way."""
+        dtype = context.dtype
+        x_TE, normed_TE = norm(x_TE, delta_TE, out_dtype=dtype)
+        u, v, q, k = self._activate(normed_TE @ self.uvqk.to(dtype), context)
+        gaps = None if self.bias.time is None else context.gaps
+        y_THD = hstu_attention(q, k, v, context.spans, self.max_len, self.bias.position, self.bias.time, gaps)
+        dropout = self.dropout.p if self.training else 0.0
+        gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, context.seed, self.stream)
+        if context.seed is None:  # the kernel did not
+            gated_TF = self.dropout(gated_TF)
+        return x_TE, F.linear(gated_TF, self.out.weight.to(dtype), self.out.bias.to(dtype))
+
+    def _activate(self, pre_TF: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """u, v, q, k; q and k have been through SiLU when they are rotated."""
+        if self.rotary is None or context.coords is None:
+            return activate(pre_TF, self.heads)
+        if isinstance(self.rotary, TORoPE) and self.rotary.fusion == "head":  # heads turn differently
+            u, v, q, k = activate(pre_TF, self.heads)
+            coords_q, coords_k = (coords[:, None] for coords in context.coords)
+            q, k = self.rotary.rotate(q[None], k[None], coords_q, coords_k)
+            return u, v, q[0], k[0]
+        return activate(pre_TF, self.heads, *context.coords, *self.rotary.turns(), self.rotary.layout == "interleaved")
+
+
+class RelativeBias(nn.Module):
+    """A learned number for each distance in positions and each bucket of time, per layer, shared by heads.
+
+    The query's moment is the next event's time, as everywhere here: the bias was shifted before T-RoPE was.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        distances = 2 * config.max_len - 1
+        # One bucket more, for everything longer.
+        buckets = config.time_buckets + 1
+        self.position = nn.Parameter(torch.empty(distances).normal_(0, 0.02)) if config.position_bias else None
+        self.time = nn.Parameter(torch.empty(buckets).normal_(0, 0.02)) if config.time_bias else None
 
 
 class TransformerBlock(nn.Module):
@@ -101,29 +137,29 @@ class TransformerBlock(nn.Module):
         )  # fmt: skip
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BLE: Tensor, context: Context) -> Tensor:
-        x_BLE = x_BLE + self.dropout(self.attention(self.norm1(x_BLE), context))
-        return x_BLE + self.feed_forward(self.norm2(x_BLE))
+    def forward(self, x_TE: Tensor, context: Context) -> Tensor:
+        x_TE = x_TE + self.dropout(self.attention(self.norm1(x_TE), context))
+        return x_TE + self.feed_forward(self.norm2(x_TE))
 
 
 class CausalAttention(nn.Module):
     """Softmax attention; with a rotary encoding it is the same drop-in as anywhere else."""
 
-    def __init__(self, config: ModelConfig, rotary: nn.Module | None) -> None:
+    def __init__(self, config: ModelConfig, rotary: Rotation | None) -> None:
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
         self.rotary = rotary
 
-    def forward(self, x_BLE: Tensor, context: Context) -> Tensor:
-        B, L, E = x_BLE.shape
-        q, k, v = self.qkv(x_BLE).view(B, L, 3, self.heads, -1).unbind(2)
-        if self.rotary is not None:
-            q, k = self.rotary(q, k, context.times_BL, context.lengths_B, context.t_now_B)
+    def forward(self, x_TE: Tensor, context: Context) -> Tensor:
+        q, k, v = context.padded(self.qkv(x_TE)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        if self.rotary is not None and context.coords is not None:
+            coords_q, coords_k = (coords.unflatten(1, (-1, context.spans.max_len)) for coords in context.coords)
+            q, k = self.rotary.rotate(q, k, coords_q, coords_k)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(B, L, E))
+        return self.out(y.transpose(1, 2).reshape(x_TE.shape))
 
 
 class IntervalTables(nn.Module):
@@ -152,10 +188,10 @@ class IntervalAttention(nn.Module):
         self.out = nn.Linear(config.width, config.width)
         self.tables = tables
 
-    def forward(self, x_BLE: Tensor, context: Context) -> Tensor:
-        B, L, E = x_BLE.shape
+    def forward(self, x_TE: Tensor, context: Context) -> Tensor:
         assert context.intervals_BLL is not None
-        q, k, v = self.qkv(x_BLE).chunk(3, dim=-1)
+        q, k, v = context.padded(self.qkv(x_TE)).chunk(3, dim=-1)
+        B, L, E = q.shape
         k, v = k + self.tables.position_keys[:L], v + self.tables.position_values[:L]
         q, k, v = (part.view(B, L, self.heads, -1).transpose(1, 2) for part in (q, k, v))
         r_keys, r_values = (
@@ -164,12 +200,12 @@ class IntervalAttention(nn.Module):
         )  # [H, K + 1, D]
         index_BHLL = context.intervals_BLL[:, None].expand(B, self.heads, L, L)
         scores = q @ k.transpose(-1, -2) + (q @ r_keys.transpose(-1, -2)).gather(-1, index_BHLL)
-        causal = torch.ones(L, L, dtype=torch.bool, device=x_BLE.device).tril()
+        causal = torch.ones(L, L, dtype=torch.bool, device=q.device).tril()
         scores = (scores.float() / math.sqrt(E // self.heads)).masked_fill(~causal, -torch.inf)
         attention = self.dropout(scores.softmax(dim=-1)).to(v.dtype)
         by_interval = attention.new_zeros(B, self.heads, L, r_values.shape[1]).scatter_add(-1, index_BHLL, attention)
         y = attention @ v + by_interval @ r_values.to(v.dtype)
-        return self.out(y.transpose(1, 2).reshape(B, L, E))
+        return self.out(y.transpose(1, 2).reshape(x_TE.shape))
 
 
 def relative_intervals(times_BL: Tensor, most: int) -> Tensor:
@@ -191,8 +227,13 @@ def make_blocks(config: Config, time_span: tuple[int, int]) -> nn.ModuleList:
     model = config.model
     rotaries = [make_rotary(config.rotary, model.head_dim, time_span) for _ in range(model.blocks)]
     if model.block == "hstu":
-        return nn.ModuleList(HSTUBlock(model, rotary) for rotary in rotaries)
+        return nn.ModuleList(HSTUBlock(model, rotary, stream) for stream, rotary in enumerate(rotaries, start=1))
     if model.block == "sasrec":
         return nn.ModuleList(TransformerBlock(model, CausalAttention(model, rotary)) for rotary in rotaries)
     tables = IntervalTables(model)
     return nn.ModuleList(TransformerBlock(model, IntervalAttention(model, tables)) for _ in rotaries)
+
+
+def first_rotary(blocks: nn.ModuleList) -> Rotation | None:
+    """The first block's rotary encoding; all blocks have tokens stand at the same coordinates."""
+    return next((module for module in blocks.modules() if isinstance(module, Rotation)), None)

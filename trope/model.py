@@ -20,9 +20,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from trope import __version__
-from trope.bias import time_buckets
 from trope.config import Config, from_dict, to_dict
-from trope.layers import Context, make_blocks, relative_intervals
+from trope.kernels.attention import time_gaps
+from trope.kernels.backend import resolve_backend
+from trope.kernels.spans import Spans
+from trope.layers import Context, first_rotary, make_blocks, relative_intervals
 from trope.rotary import query_times
 from trope.rotary_base import sequence_of
 from trope.whole import whole_folder
@@ -66,19 +68,14 @@ class SequentialRecommender(nn.Module):
             lengths_B: valid events per row.
             t_now_B: the moment after each history; without one the last position looks from its own time.
         """
-        L = items_BL.shape[1]
-        if self.config.model.max_len < L:
-            raise ValueError(
-                f"histories must have at most max_len = {self.config.model.max_len} events, got {L}; cut to the last"
-            )
-        x_BLE = self.items(items_BL) * math.sqrt(self.config.model.width)
-        if self.positions is not None:
-            x_BLE = x_BLE + self.positions.weight[:L]
-        x_BLE = self.dropout(x_BLE) * (items_BL != 0)[..., None]
-        context = self._context(times_BL, lengths_B, t_now_B)
-        for block in self.blocks:
-            x_BLE = block(x_BLE, context)
-        return F.normalize(self.norm(x_BLE).float(), dim=-1, eps=1e-6)
+        B, L = items_BL.shape
+        self._check_len(L)
+        spans = Spans.padded(lengths_B, L)
+        looking_from_BL = query_times(times_BL, lengths_B, t_now_B, check_values=False)
+        index_BL = torch.arange(L, device=items_BL.device).expand(B, L)
+        x_BLE = self._embed(items_BL, None if self.positions is None else self.positions.weight[:L])
+        out_TE = self.run(x_BLE.flatten(0, 1), spans, times_BL.flatten(), looking_from_BL.flatten(), index_BL.flatten())
+        return self.normalise(out_TE).unflatten(0, (B, L))
 
     def encode_last(self, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor, t_now_B: Tensor) -> Tensor:
         """The vector of each history's last event, [B, E]: what to recommend at `t_now_B`."""
@@ -86,28 +83,75 @@ class SequentialRecommender(nn.Module):
         return out_BLE[torch.arange(len(out_BLE), device=out_BLE.device), (lengths_B - 1).clamp(min=0)]
 
     def encode_jagged(self, items_T: Tensor, times_T: Tensor, offsets: Tensor, t_now_B: Tensor | None = None) -> Tensor:
-        """The same as `encode` on flat tokens, [T, E]. Padded inside, for now: jagged in form, not yet in cost."""
-        lengths = offsets.diff()
-        index = torch.arange(len(items_T), device=items_T.device)
-        row = sequence_of(index, offsets)
-        column = index - offsets[row]
-        width = int(lengths.max()) if len(lengths) else 0
-        items, times = (x.new_zeros(len(lengths), width).index_put((row, column), x) for x in (items_T, times_T))
-        return self.encode(items, times, lengths, t_now_B)[row, column]
+        """The same as `encode` on flat tokens, [T, E]. HSTU computes no padding; the Transformer blocks pad inside."""
+        lengths_B = offsets.diff()
+        self._check_len(int(lengths_B.max()) if len(lengths_B) else 0)
+        token_T = torch.arange(len(items_T), device=items_T.device)
+        row_T = sequence_of(token_T, offsets)
+        index_T = token_T - offsets[row_T]
+        if self.config.model.block != "hstu":
+            shape = (len(lengths_B), int(lengths_B.max()) if len(lengths_B) else 0)
+            items, times = (x.new_zeros(shape).index_put((row_T, index_T), x) for x in (items_T, times_T))
+            return self.encode(items, times, lengths_B, t_now_B)[row_T, index_T]
+        assert self.positions is not None
+        looking_from_T = query_times(times_T, t_now=t_now_B, offsets=offsets, check_values=False)
+        x_TE = self._embed(items_T, self.positions(index_T))
+        spans = Spans.jagged(offsets, self.config.model.max_len)
+        return self.normalise(self.run(x_TE, spans, times_T, looking_from_T, index_T))
+
+    def run(self, x_TE: Tensor, spans: Spans, times_T: Tensor, query_times_T: Tensor, index_T: Tensor) -> Tensor:
+        """All blocks over embedded tokens: raw outputs [T, E], not normalised; Transformer blocks need padded spans.
+
+        Args:
+            x_TE: from `items` and `positions`.
+            times_T, query_times_T: of each event, and from when its query looks.
+            index_T: each token's place in its sequence.
+        """
+        context = self._context(x_TE, spans, times_T, query_times_T, index_T)
+        if self.config.model.block != "hstu":
+            for block in self.blocks:
+                x_TE = block(x_TE, context)
+            return self.norm(x_TE)
+        delta_TE: Tensor | None = None
+        for block in self.blocks:
+            x_TE, delta_TE = block(x_TE, delta_TE, context)
+        assert delta_TE is not None, "a model has at least one block"
+        return x_TE + delta_TE
+
+    @staticmethod
+    def normalise(out_TE: Tensor) -> Tensor:
+        """Unit vectors, float32."""
+        return F.normalize(out_TE.float(), dim=-1, eps=1e-6)
 
     def item_vectors(self) -> Tensor:
         """Unit vectors of all items, float32 [V + 1, E]; row 0, the padding, is zero."""
         return F.normalize(self.items.weight.float(), dim=-1, eps=1e-6)
 
-    def _context(self, times_BL: Tensor, lengths_B: Tensor, t_now_B: Tensor | None) -> Context:
-        model = self.config.model
-        buckets = intervals = None
+    def _embed(self, items: Tensor, positions: Tensor | None) -> Tensor:
+        """Items [..] and their positions, with dropout; zero for padding. [.., E]."""
+        x = self.items(items) * math.sqrt(self.config.model.width)
+        if positions is not None:
+            x = x + positions
+        return self.dropout(x) * (items != 0)[..., None]
+
+    def _context(self, x_TE: Tensor, spans: Spans, times_T: Tensor, query_times_T: Tensor, index_T: Tensor) -> Context:
+        model, device = self.config.model, x_TE.device.type
+        rotary = first_rotary(self.blocks)
+        coords = None if rotary is None else rotary.coordinates_at(times_T, query_times_T, index_T)
+        gaps = intervals = seed = None
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_TE.dtype
         if model.block == "hstu" and model.time_bias:
-            looking_from = query_times(times_BL, lengths_B, t_now_B, check_values=False)
-            buckets = time_buckets(looking_from, times_BL, model.time_buckets)
+            gaps = time_gaps(times_T, query_times_T, spans, model.time_buckets, like=x_TE)
         if model.block == "tisasrec":
-            intervals = relative_intervals(times_BL, model.intervals)
-        return Context(times_BL, lengths_B, t_now_B, buckets, intervals)
+            intervals = relative_intervals(times_T.view(-1, spans.max_len), model.intervals)
+        if model.block == "hstu" and self.training and model.dropout and resolve_backend("auto", x_TE) == "triton":
+            seed = torch.randint(2**62, (1,), device=x_TE.device)  # torch's generator decides, as for any dropout
+        return Context(spans, coords, gaps, intervals, seed, dtype)
+
+    def _check_len(self, length: int) -> None:
+        most = self.config.model.max_len
+        if length > most:
+            raise ValueError(f"histories must have at most max_len = {most} events, got {length}; cut to the last")
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights, config and a model card; the folder appears, or is replaced, only when whole."""

@@ -258,12 +258,16 @@ class TRoPE(Rotary):
         offsets: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         assert times is not None
+        by_index = self.position == "index"
+        index = event_index(shape, offsets, times.device) if by_index else times
+        looking_from = _shift(times, lengths, t_now, offsets) if self.shifted and not by_index else times
+        return self.coordinates_at(times, looking_from, index)
+
+    def coordinates_at(self, times: Tensor, query_times: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         if self.position == "index":
-            keys = event_index(shape, offsets, times.device)
-            queries = keys + 1 if self.shifted else keys
+            keys, queries = index, index + 1 if self.shifted else index
         else:
-            keys = times
-            queries = _shift(times, lengths, t_now, offsets) if self.shifted else times
+            keys, queries = times, query_times if self.shifted else times
         if self.conditioning == "span":
             origin = self.get_buffer("t0")
             queries, keys = queries - origin, keys - origin

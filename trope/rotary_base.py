@@ -55,6 +55,10 @@ class Rotary(nn.Module, ABC):
         """Where queries and keys stand: two tensors [C, *shape], shape being [B, L] or [T]; int64 or float64."""
 
     @abstractmethod
+    def coordinates_at(self, times: Tensor, query_times: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from what a caller has at hand, each of one shape: times, the queries' times, places in sequences."""
+
+    @abstractmethod
     def frequencies(self) -> tuple[Tensor, Tensor]:
         """How fast each plane of the queries and of the keys turns: signed turns per unit, float64 [C, P]."""
 
@@ -92,9 +96,13 @@ class Rotary(nn.Module, ABC):
         q, k = self.rotate(q[None], k[None], coords_q[:, None], coords_k[:, None])  # one long row to the kernels
         return q[0], k[0]
 
+    def turns(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the kernels take: frequencies of query and key, or for FP32 phases their alphas and beta."""
+        return self.paper_phase() or (*self.frequencies(), None)
+
     def rotate(self, q: Tensor, k: Tensor, coords_q: Tensor, coords_k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated q and k [B, L, H, D] at coordinates [C, B, L]; for callers that reuse coordinates over layers."""
-        freqs_q, freqs_k, betas = self.paper_phase() or (*self.frequencies(), None)
+        freqs_q, freqs_k, betas = self.turns()
         interleaved = self.layout == "interleaved"
         return rotate_qk(q, k, coords_q, coords_k, freqs_q, freqs_k, betas, interleaved, self.backend)
 
@@ -126,7 +134,7 @@ class Rotary(nn.Module, ABC):
             )
         self.check_call(times.shape, times, lengths, t_now, offsets, allow_past)
         coords = self.coordinates(times.shape, times, lengths, t_now, offsets)
-        *freqs, betas = self.paper_phase() or (*self.frequencies(), None)
+        *freqs, betas = self.turns()
         tables: list[Tensor] = []
         for coords_one, freqs_one in zip(coords, freqs, strict=True):
             rows = coords_one if coords_one.dim() == 3 else coords_one[:, None]

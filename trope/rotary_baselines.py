@@ -78,8 +78,11 @@ class TORoPE(Rotary):
         offsets: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         assert times is not None
+        return self.coordinates_at(times, times, event_index(shape, offsets, times.device))
+
+    def coordinates_at(self, times: Tensor, query_times: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         since = times - EPOCH
-        coords = torch.stack((since, event_index(shape, offsets, times.device).to(since.dtype)))
+        coords = torch.stack((since, index.to(since.dtype)))
         return coords, coords
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
@@ -131,8 +134,11 @@ class IndexRoPE(Rotary):
         self, shape: torch.Size, times: Tensor | None, lengths: Tensor | None, t_now: Tensor | None,
         offsets: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        index = event_index(shape, offsets, self.get_buffer("_turn_bits").device)[None]
-        return index, index
+        index = event_index(shape, offsets, self.get_buffer("_turn_bits").device)
+        return self.coordinates_at(index, index, index)
+
+    def coordinates_at(self, times: Tensor, query_times: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        return index[None], index[None]
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
         freqs = from_bits(self.get_buffer("_turn_bits"))
