@@ -96,9 +96,9 @@ def embed_backward(
         _rows_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
             grad_x_TE.contiguous(), items_T.contiguous(), rows_TE, p_seed, stream, T, E=E, **constants, **tile
         )
-    block_e = min(128, triton.next_power_of_2(E))
+    block_e = min(64, triton.next_power_of_2(E))
     _positions_kernel[(max_len, triton.cdiv(E, block_e))](
         rows_TE, starts_B.contiguous(), lengths_B.contiguous(), positions_LE, len(starts_B),
-        E=E, BLOCK_B=32, BLOCK_E=block_e, num_warps=4,
+        E=E, BLOCK_B=64, BLOCK_E=block_e, num_warps=4,
     )  # fmt: skip
     return rows_TE, positions_LE

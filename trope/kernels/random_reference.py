@@ -2,7 +2,8 @@
 
 A mask is a function, not a state: Philox4x32-10 (Salmon et al., 2011) of a counter, so the backward of a kernel draws
 the same mask again instead of reading it, and the CPU path drops what the GPU drops. The counter is (column // 8, row,
-stream, 0), the key is the seed; the 128 bits of one call serve 8 columns, 16 bits each, so a rate is met to 2^-16.
+stream, 1), the key is the seed; the 128 bits of one call serve 8 columns, 16 bits each, so a rate is met to 2^-16. The
+last word is 0 in Triton's own tl.rand and tl.randint, so these may be used with the same seed.
 
 Shape letters: T rows, F columns.
 """
@@ -44,6 +45,6 @@ def keep_mask(seed: Tensor, stream: int, shape: tuple[int, int], p: float) -> Te
     row_T = torch.arange(rows, device=seed.device)[:, None]
     group_G = torch.arange((columns + 7) // 8, device=seed.device)[None, :]
     zero = torch.zeros_like(row_T * group_G)
-    words = torch.stack(philox((zero + group_G, zero + row_T, zero + stream, zero), seed), dim=-1)
+    words = torch.stack(philox((zero + group_G, zero + row_T, zero + stream, zero + 1), seed), dim=-1)
     halves = torch.stack((words & 0xFFFF, words >> 16), dim=-1)
     return halves.flatten(1)[:, :columns] >= threshold(p)

@@ -21,7 +21,7 @@ def keep(p_seed, stream, o_row, THRESHOLD: tl.constexpr, BLOCK: tl.constexpr):
     b_zero = tl.zeros((o_row.shape[0], BLOCK // 8), dtype=tl.int32)
     b_group = b_zero + tl.arange(0, BLOCK // 8)[None, :]
     b_0, b_1, b_2, b_3 = tl.philox(
-        tl.load(p_seed), b_group, b_zero + o_row.to(tl.int32)[:, None], b_zero + stream, b_zero
+        tl.load(p_seed), b_group, b_zero + o_row.to(tl.int32)[:, None], b_zero + stream, b_zero + 1
     )
     b_words = tl.join(tl.join(b_0, b_2), tl.join(b_1, b_3))  # the last axis runs fastest: words 0, 1, 2, 3
     b_halves = tl.join(b_words & 0xFFFF, b_words >> 16)
