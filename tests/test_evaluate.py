@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 import torch
 from data_logs import START, Event, loose, prepared, random_log, write_parquet
+from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
-from trope import rank_file
+from trope import rank_file, ranking_dot
 from trope.baselines import MostPopular, RecentlyPopular
 from trope.cli import app
 from trope.config import EvalConfig, preset, to_toml
 from trope.data.protocols import Protocol
 from trope.data.sequences import EvalBatch, Sequences
 from trope.evaluate import evaluate, rank_users
+from trope.kernels.ranking import Catalogue
 from trope.model import SequentialRecommender
 from trope.run_folder import DATA, describe_data, write_json
 
@@ -44,11 +46,27 @@ class Toy(torch.nn.Module):
         self, items_BL: torch.Tensor, times_BL: torch.Tensor, lengths_B: torch.Tensor, t_now_B: torch.Tensor
     ) -> torch.Tensor:
         assert not self.training
-        last = items_BL[torch.arange(len(items_BL)), lengths_B - 1]
+        last = items_BL[torch.arange(len(items_BL), device=items_BL.device), lengths_B - 1]
         return self.vectors[last] + (t_now_B % 3)[:, None]
 
     def item_vectors(self) -> torch.Tensor:
         return self.vectors
+
+
+@pytest.fixture(params=["tiles", "kernel"])
+def backend(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to rank. Without a GPU the kernel's reference stands in for it, which is quicker than interpreting."""
+    return "torch" if request.param == "tiles" else by_kernel(device, monkeypatch)
+
+
+@pytest.fixture
+def kernel(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    return by_kernel(device, monkeypatch)
+
+
+def by_kernel(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("trope.evaluate.resolve_backend", lambda backend, x: "triton")
+    return "triton" if device == "cuda" else "torch"
 
 
 @pytest.fixture(scope="module", params=PROTOCOLS)
@@ -98,7 +116,9 @@ def assert_ranks(found: Any, expected: dict[int, list[float]]) -> None:
 
 @pytest.mark.parametrize("split", ["valid", "test"])
 @pytest.mark.parametrize("filter_seen", ["none", "window", "history"])
-def test_a_models_ranks_equal_a_plain_loop(data: Sequences, split: str, filter_seen: Any) -> None:
+def test_a_models_ranks_equal_a_plain_loop(
+    data: Sequences, split: str, filter_seen: Any, backend: Any, device: str
+) -> None:
     model = Toy(data.num_items)
 
     def score(user: int, t_now: int) -> dict[int, float]:
@@ -106,8 +126,10 @@ def test_a_models_ranks_equal_a_plain_loop(data: Sequences, split: str, filter_s
         out = model.vectors[last] + t_now % 3
         return {item: float(model.vectors[item] @ out) for item in range(1, data.num_items + 1)}
 
-    found = evaluate(model, data, split, EvalConfig(filter_seen, batch=7), MAX_LEN)
-    assert_ranks(found, naive_ranks(data, split, score, filter_seen))
+    expected = naive_ranks(data, split, score, filter_seen)
+    model.vectors = model.vectors.to(device)
+    found = evaluate(model, data.to(device), split, EvalConfig(filter_seen, batch=7), MAX_LEN, backend=backend)
+    assert_ranks(found, expected)
     assert model.training  # left as it was
     assert found.metrics["HR@200"] == 1
     assert 0 < found.metrics["MRR"] < 1
@@ -150,12 +172,96 @@ def test_tiles_and_batches_of_any_size_give_the_same_ranks(data: Sequences) -> N
         np.testing.assert_array_equal(result.users, results[0].users)
 
 
-def test_a_collapsed_model_scores_like_guessing(data: Sequences) -> None:
+@pytest.mark.parametrize("limits", [(1, 1, 1), (20, 3, 7), (1 << 18, 5, 1 << 24), (40, 1 << 15, 50)])
+def test_the_kernels_batches_of_any_size_give_the_same_ranks(
+    data: Sequences, limits: tuple[int, int, int], kernel: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Toy(data.num_items)
-    model.vectors = torch.full_like(model.vectors, 1 / 3)
-    found = evaluate(model, data, "test", EvalConfig(), MAX_LEN)
+    model.vectors = torch.randn(model.vectors.shape, generator=torch.Generator().manual_seed(3)).to(device)
+    expected = evaluate(model, data.to(device), "valid", EvalConfig("history"), MAX_LEN, backend=kernel)
+    for name, limit in zip(("TOKENS", "ROWS", "CELLS"), limits, strict=True):
+        monkeypatch.setattr(ranking_dot, name, limit)
+    monkeypatch.setattr(ranking_dot, "_ROUND", 2)
+    found = evaluate(model, data.to(device), "valid", EvalConfig("history"), MAX_LEN, backend=kernel)
+    np.testing.assert_array_equal(found.places.better, expected.places.better)
+    np.testing.assert_array_equal(found.places.ties, expected.places.ties)
+
+
+def test_a_batch_reads_nothing_back(data: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each of these calls would wait for everything before it: none happens between two batches."""
+    monkeypatch.setattr(ranking_dot, "ROWS", 8)
+    monkeypatch.setattr(ranking_dot, "places", lambda users, catalogue, rows, *rest: (rows.int(), rows.int()))
+    plan = ranking_dot.Plan(data, "test", "window", MAX_LEN)
+    model = Toy(data.num_items).eval()
+    catalogue = Catalogue.of(model.vectors, "torch")
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.overloadpacket.__name__)
+            assert seen[-1] != "repeat_interleave" or kwargs["output_size"] is not None
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        for batch in plan.batches():
+            plan.places(plan.encode(model.encode_last, batch), catalogue, batch)
+    assert len(seen) > 50
+    assert not {"_local_scalar_dense", "nonzero", "_unique2", "masked_select", "is_nonzero", "equal"} & set(seen)
+
+
+def test_the_kernel_and_the_tiles_agree_to_four_decimals(data: Sequences, device: str) -> None:
+    torch.manual_seed(0)
+    model = SequentialRecommender(preset("hstu-trope", TINY), data.num_items, data.time_span).to(device)
+    here = data.to(device)
+    tiles, kernel = (
+        evaluate(model, here, "test", EvalConfig("window"), MAX_LEN, backend=backend) for backend in ("torch", "triton")
+    )
+    assert tiles.metrics.keys() == kernel.metrics.keys()
+    for name, value in tiles.metrics.items():
+        assert kernel.metrics[name] == pytest.approx(value, abs=5e-5), name
+    assert tiles.users.tolist() == kernel.users.tolist()
+    assert tiles.offsets.tolist() == kernel.offsets.tolist()
+
+
+def test_histories_are_encoded_under_autocast_only_if_asked(data: Sequences, backend: Any, device: str) -> None:
+    modes = []
+
+    class Asked(Toy):
+        def encode_last(self, *histories: torch.Tensor) -> torch.Tensor:
+            modes.append(torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device))
+            return super().encode_last(*histories)
+
+    model, here = Asked(data.num_items), data.to(device)
+    model.vectors = model.vectors.to(device)
+    exact = evaluate(model, here, "test", EvalConfig(), MAX_LEN, backend=backend)
+    assert set(modes) == {False}
+    modes.clear()
+    coarse = evaluate(model, here, "test", EvalConfig(), MAX_LEN, precision="bf16", backend=backend)
+    assert set(modes) == {torch.bfloat16}
+    np.testing.assert_array_equal(coarse.ranks, exact.ranks)  # there is nothing to round in a toy
+    with pytest.raises(ValueError, match="precision must be 'fp32' or 'bf16', got 'fp8'"):
+        evaluate(model, here, "test", EvalConfig(), MAX_LEN, precision="fp8")  # type: ignore[arg-type]
+
+
+def test_a_collapsed_model_scores_like_guessing(data: Sequences, backend: Any, device: str) -> None:
+    model = Toy(data.num_items)
+    model.vectors = torch.full_like(model.vectors, 1 / 3).to(device)
+    found = evaluate(model, data.to(device), "test", EvalConfig(), MAX_LEN, backend=backend)
     assert set(found.ranks) == {(data.num_items + 1) / 2}
     assert found.metrics["Recall@10"] == pytest.approx(10 / data.num_items)
+
+
+def test_outputs_that_are_not_finite_are_refused(data: Sequences, backend: Any, device: str) -> None:
+    class Broken(Toy):
+        def encode_last(self, *histories: torch.Tensor) -> torch.Tensor:
+            out = super().encode_last(*histories)
+            out[-1, 0] = torch.inf
+            return out
+
+    model = Broken(data.num_items)
+    model.vectors = model.vectors.to(device)
+    with pytest.raises(ValueError, match=r"outputs contain NaN or infinity.*train again"):
+        evaluate(model, data.to(device), "test", EvalConfig(), MAX_LEN, backend=backend)
 
 
 def test_a_broken_or_foreign_model_is_refused(data: Sequences) -> None:

@@ -3,6 +3,9 @@
 Padding is never ranked. `filter_seen` leaves items that the user has had out of the ranking, except those chosen again:
 a positive is always ranked, and competes with the user's other positives, seen or not.
 
+On a GPU a model is ranked by the kernel in trope/kernels/ranking.py (large batches, exact scores: ranking_dot.py); on a
+CPU, and for scorers that are no dot product, by tiles of scores (ranking.py).
+
 Shapes: B users of a batch, U all users, S positives, E width, V items.
 """
 
@@ -12,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,11 +24,15 @@ from tqdm import tqdm
 
 from trope.config import EvalConfig
 from trope.data.sequences import EvalBatch, Sequences
+from trope.kernels.backend import Backend, resolve_backend
+from trope.kernels.ranking import Catalogue
 from trope.metrics import Floats, Ints, Places, average, per_user
 from trope.ranking import TILE, Cells, TileScores, place
+from trope.ranking_dot import Encode, Plan, no_users, rank_by_dot
 
 Scorer = Callable[[EvalBatch], TileScores]
 """What is evaluated: takes a batch of users, gives a function that scores a range of items for them."""
+Precision = Literal["fp32", "bf16"]
 
 
 class Model(Protocol):
@@ -70,17 +77,35 @@ class EvalResult:
 
 
 def evaluate(
-    model: Model, data: Sequences, split: str, config: EvalConfig, max_len: int, progress: bool = False
+    model: Model,
+    data: Sequences,
+    split: str,
+    config: EvalConfig,
+    max_len: int,
+    progress: bool = False,
+    precision: Precision = "fp32",
+    backend: Backend = "auto",
 ) -> EvalResult:
     """Rank the catalogue for every user of a split by a model.
 
     data: on the model's device. split: valid or test. max_len: length of the histories. progress: show a bar.
+    precision: bf16 to encode histories under autocast, fp32 to leave the model as it is; scores are float32 always.
+    backend: triton (auto on a GPU) ranks by the kernel and chooses its own batches; torch by tiles of scores, with
+        batches of `config.batch` users. They differ in how a score is rounded, by about the last bit of float32.
     """
     was_training = model.training
     model.train(False)
     try:
         with torch.inference_mode():
-            return rank_users(_by_model(model, data), data, split, config, max_len, progress)
+            item_VE = _item_vectors(model, data)
+            encode = _encoder(model, item_VE.device, precision)
+            if resolve_backend(backend, item_VE) == "torch":
+                return rank_users(_by_vectors(encode, item_VE), data, split, config, max_len, progress)
+            plan = Plan(data, split, config.filter_seen, max_len)
+            places, finite = rank_by_dot(encode, Catalogue.of(item_VE, backend), plan, progress)
+            if not finite:
+                raise ValueError(_diverged("outputs"))
+            return EvalResult(plan.users_U.cpu().numpy(), places)
     finally:
         model.train(was_training)
 
@@ -97,7 +122,7 @@ def rank_users(
     """Rank the catalogue for every user of a split by any scorer; users come to it in the order of their t_now."""
     users = data.eval_users(split)
     if len(users) == 0:
-        raise ValueError(f"{data.path} has no user to evaluate in split {split!r}; prepare it with another protocol")
+        raise ValueError(no_users(data, split))
     users = users[torch.argsort(data.eval_batch(split, users, 1).t_now, stable=True)]
     found = []
     for part in tqdm(users.split(config.batch), desc=f"evaluate {split}", disable=not progress, leave=False):
@@ -113,8 +138,8 @@ def rank_users(
     return EvalResult(ids, Places(better[order], ties[order], np.concatenate(([0], np.cumsum(counts)))))
 
 
-def _by_model(model: Model, data: Sequences) -> Scorer:
-    """Scores are cosines in float32, whatever precision the model computes in."""
+def _item_vectors(model: Model, data: Sequences) -> Tensor:
+    """The model's items in float32, checked: they are those of the data, on its device, and finite."""
     item_VE = model.item_vectors().float()
     if len(item_VE) != data.num_items + 1:
         raise ValueError(
@@ -123,11 +148,32 @@ def _by_model(model: Model, data: Sequences) -> Scorer:
         )
     if item_VE.device != data.device:
         raise ValueError(f"the model is on {item_VE.device} and the data on {data.device}; move one with .to(device)")
-    _check_finite(item_VE, "item vectors")
+    if not torch.isfinite(item_VE).all():
+        raise ValueError(_diverged("item vectors"))
+    return item_VE
+
+
+def _encoder(model: Model, device: torch.device, precision: Precision) -> Encode:
+    """The model's `encode_last`, under bf16 autocast if asked for."""
+    if precision == "fp32":
+        return model.encode_last
+    if precision != "bf16":
+        raise ValueError(f"precision must be 'fp32' or 'bf16', got {precision!r}")
+
+    def encode(items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor, t_now_B: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            return model.encode_last(items_BL, times_BL, lengths_B, t_now_B)
+
+    return encode
+
+
+def _by_vectors(encode: Encode, item_VE: Tensor) -> Scorer:
+    """Scores are cosines in float32, whatever precision the model computes in."""
 
     def scorer(batch: EvalBatch) -> TileScores:
-        out_BE = model.encode_last(batch.items, batch.times, batch.lengths, batch.t_now).float()
-        _check_finite(out_BE, "outputs")
+        out_BE = encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
+        if not torch.isfinite(out_BE).all():
+            raise ValueError(_diverged("outputs"))
 
         def scores(first: int, last: int) -> Tensor:
             with _full_float32(out_BE.device):
@@ -138,10 +184,9 @@ def _by_model(model: Model, data: Sequences) -> Scorer:
     return scorer
 
 
-def _check_finite(x: Tensor, what: str) -> None:
-    """NaN compares as better than nothing, which would put a broken model's positives first."""
-    if not torch.isfinite(x).all():
-        raise ValueError(f"the model's {what} contain NaN or infinity: it diverged; train again, with a lower train.lr")
+def _diverged(what: str) -> str:
+    """NaN compares as better than nothing, which would put a broken model's positives first: it is refused."""
+    return f"the model's {what} contain NaN or infinity: it diverged; train again, with a lower train.lr"
 
 
 @contextmanager

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 """Places by counting in tiles on tensor cores, exact: the score matrix never exists.
 
 Notable: a float32 vector is split into two bf16 parts (hi, lo), and lo*hi + hi*lo + hi*hi is accumulated in float32 as
@@ -23,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from trope.kernels.ranking_reference import shift_of
 
 # Bytes of the near lists of one launch.
-LISTS = 1 << 28
+LISTS = 1 << 29
 # Programs of the counting kernel: enough waves over 132 SMs that the last one hardly counts.
 PROGRAMS = 8 * 132
 
@@ -199,7 +198,8 @@ def places(
     left_out_T, left_offsets_B = left_out_T.contiguous(), left_offsets_B.contiguous()
     better_S, ties_S = (torch.empty(len(rows_S), dtype=torch.int32, device=rows_S.device) for _ in range(2))
     words = list_words(len(split_VE))
-    step = max(1, LISTS // (8 * words))
+    launches = triton.cdiv(len(rows_S), max(1, LISTS // (8 * words)))
+    step = triton.cdiv(len(rows_S), max(1, launches))
     for first in range(0, len(rows_S), step):
         part = slice(first, first + step)
         _places(
