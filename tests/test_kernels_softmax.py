@@ -54,7 +54,7 @@ class Problem:
         if T >= 3:
             self.candidates[T // 2, 0] = 0  # padding
             if dtype != torch.bfloat16:
-                self.x[1] *= 1e-9 / self.x[1].norm()  # shorter than the length that is divided by
+                self.x[1] *= 0.7e-6 / self.x[1].norm()  # shorter than the length that is divided by
         self.x = self.x.to(dtype).double()
         self.weight = torch.tensor([0.3])
         self.log_expected = torch.randn(V + 1, generator=rng) if logq else None
@@ -62,12 +62,13 @@ class Problem:
     def run(self, backend, dtype=None, candidates=None):
         dtype = dtype or self.dtype
         logq = None if self.log_expected is None else self.log_expected.to(self.device)
+        candidates = (self.candidates if candidates is None else candidates).to(self.device)
+        unit = self.unit.nan_to_num(0) if backend == "torch" else self.unit
+        x = self.x.to(self.device, dtype, copy=True).requires_grad_()
         result = sampled_softmax(
-            self.x.to(self.device, dtype), (self.candidates if candidates is None else candidates).to(self.device),
-            self.unit.nan_to_num(0).to(self.device, dtype) if backend == "torch" else self.unit.to(self.device, dtype),
-            self.weight.to(self.device), TEMPERATURE, logq, backend,
-        )  # fmt: skip
-        assert result.out_TE.dtype == dtype
+            x, candidates, unit.to(self.device, dtype), self.weight.to(self.device), TEMPERATURE, logq, backend
+        )
+        assert result.out_TE.dtype == dtype and not any(part.requires_grad for part in result)
         assert {part.dtype for part in result if part is not result.out_TE} == {max(dtype, torch.float32, key=bits)}
         return [part.double().cpu() for part in result]
 
@@ -82,7 +83,9 @@ def assert_as_good_as_reference(problem: Problem) -> None:
     kernel = problem.run("triton")
     for name, want, ref, got in zip(("loss", "grad", "out", "coefs"), exact, reference, kernel, strict=True):
         assert got.shape == want.shape
-        assert (got - want).norm() <= 3 * (ref - want).norm() + 2e-6 * want.norm() + 1e-7, name
+        # Row by row: the gradient of a short output is a million times the others'.
+        off, ref_off, size = ((part.view(len(part), -1)).norm(dim=1) for part in (got - want, ref - want, want))
+        assert (off <= 3 * ref_off + 2e-6 * size + 1e-7).all(), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -94,8 +97,12 @@ def test_values(shape: tuple, dtype: torch.dtype, device: str) -> None:
 def test_outputs_are_rounded_to_the_vectors_dtype(device: str, rng: torch.Generator) -> None:
     problem = Problem((3, 50, 9, 5), torch.bfloat16, device)
     problem.x = torch.randn(3, 50, generator=rng).bfloat16().double()
-    got = problem.run("triton")[2]
-    torch.testing.assert_close(got, F.normalize(problem.x, dim=1), rtol=torch.finfo(torch.bfloat16).eps, atol=0)
+    loss, _, out, _ = problem.run("triton")
+    torch.testing.assert_close(out, F.normalize(problem.x, dim=1), rtol=torch.finfo(torch.bfloat16).eps, atol=0)
+    target, *negatives = problem.candidates[0].tolist()
+    kept = [target] + [item for item in negatives if item != target]
+    score = problem.unit[kept] @ out[0] / TEMPERATURE
+    assert loss[0].item() == pytest.approx((score.logsumexp(0) - score[0]).item(), rel=1e-5)
 
 
 def test_logq(device: str) -> None:

@@ -9,6 +9,7 @@ Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is paddi
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from trope.kernels import softmax_reference
@@ -18,6 +19,7 @@ from trope.kernels.softmax_reference import SoftmaxResult
 __all__ = ["SoftmaxResult", "draw_uniform", "sampled_softmax"]
 
 
+@torch.no_grad()
 def sampled_softmax(
     x_TE: Tensor,
     candidates_TC: Tensor,

@@ -36,6 +36,7 @@ def invert(items: Tensor, num_items: int, backend: Backend = "auto") -> tuple[Te
     return table_triton.invert(items, num_items)
 
 
+@torch.no_grad()
 def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries, backend: Backend = "auto") -> Tensor:
     """The table's gradient as a dense tensor [V+1, E], for clipping and for several processes."""
     if resolve_backend(backend, table_VE) == "torch":
@@ -45,6 +46,7 @@ def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries,
     return table_triton.table_gradient(table_VE, scores, inputs)
 
 
+@torch.no_grad()
 def update_table(
     table_VE: Tensor,
     exp_avg_VE: Tensor,
@@ -74,6 +76,7 @@ def update_table(
     return table_triton.update_table(*arguments)
 
 
+@torch.no_grad()
 def unit_vectors(table_VE: Tensor, dtype: torch.dtype, backend: Backend = "auto") -> Tensor:
     """Every row over its length, w / max(|w|, 1e-6), in another dtype."""
     if resolve_backend(backend, table_VE) == "torch":

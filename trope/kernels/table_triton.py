@@ -159,11 +159,12 @@ def _tile(width: int, per_item: float) -> dict[str, int]:
 def invert(items: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
     """See table.py."""
     flat = items.reshape(-1)
-    lowest = 0
     if num_items < _SHORT_KEYS:
         lowest = -(_SHORT_KEYS // 2)
-        flat = (flat + lowest).to(torch.int16)
-    by_item, order = torch.sort(flat.to(torch.int32) if lowest == 0 else flat, stable=True)
+        keys = torch.add(flat, lowest, out=torch.empty(flat.shape, dtype=torch.int16, device=items.device))
+    else:
+        lowest, keys = 0, flat.int()
+    by_item, order = torch.sort(keys, stable=True)
     first_V = torch.empty(num_items + 2, dtype=torch.int32, device=items.device)
     block = 512
     _first_kernel[(triton.cdiv(num_items + 2, block),)](
@@ -197,7 +198,6 @@ def _launch(
 
 def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> Tensor:
     """See table.py; float32."""
-    scores, inputs = ScoreEntries(*scores), InputEntries(*inputs)
     _check(table_VE, scores, inputs)
     grad_VE = torch.empty_like(table_VE)
     tile = _tile(table_VE.shape[1], scores.order.numel() / len(table_VE))
@@ -211,7 +211,6 @@ def update_table(
     scores: ScoreEntries, inputs: InputEntries, hyper: Tensor,
 ) -> Tensor:  # fmt: skip
     """See table.py; float32."""
-    scores, inputs = ScoreEntries(*scores), InputEntries(*inputs)
     _check(table_VE, scores, inputs)
     for other in (exp_avg_VE, exp_avg_sq_VE, unit_VE):
         assert other.shape == table_VE.shape and other.is_contiguous()
