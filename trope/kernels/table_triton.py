@@ -150,9 +150,11 @@ def _tile(width: int, per_item: float) -> dict[str, int]:
     tile = _rows(width)
     if per_item >= 16:
         tile["ROWS"] = 1
-    room = _TILE * tile["num_warps"] // (tile["ROWS"] * tile["BLOCK_E"])
+    # Several rows need registers for their pointers too.
+    room = _TILE // (tile["ROWS"] * tile["BLOCK_E"]) * tile["num_warps"] // (1 if tile["ROWS"] == 1 else 2)
     tile["CHUNK"] = max(1, min(room, 32, max(4, triton.next_power_of_2(int(per_item) + 1))))
-    tile["IN_CHUNK"] = max(1, tile["CHUNK"] // 4)
+    # Popular items are the input of many tokens, others of none.
+    tile["IN_CHUNK"] = max(min(4, tile["CHUNK"]), tile["CHUNK"] // 4)
     return tile
 
 
