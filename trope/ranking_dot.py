@@ -28,7 +28,7 @@ Encode = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 TOKENS = 1 << 18  # positions encoded at a time
 ROWS = 1 << 15  # positives ranked at a time
 CELLS = 1 << 24  # items left out at a time
-# Lengths are rounded up to a multiple, so that kernels meet few different shapes.
+# Lengths are rounded up and users down to a multiple, so that kernels meet few different shapes.
 _ROUND = 16
 
 
@@ -86,7 +86,8 @@ class Plan:
         parts, first = [], batch.first
         while first < batch.last:
             length = min(self.max_len, -(-int(self._windows[first]) // _ROUND) * _ROUND)
-            last = min(batch.last, first + max(1, TOKENS // length))
+            users = max(1, TOKENS // length)
+            last = min(batch.last, first + (users if users < _ROUND else users // _ROUND * _ROUND))
             parts.append(encode(*self._histories(self.order_U[first:last], length)).float())
             first = last
         return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -72,7 +72,8 @@ def _own_kernel(p_users, p_items, p_rows, p_positives, p_own, E, FACTOR: tl.cons
     tl.store(p_own + i_s + 0 * o_n, b_own, mask=o_n == 0)
 
 
-@triton.jit
+# Sizes that change from batch to batch must not each compile a kernel of their own.
+@triton.jit(do_not_specialize=["S", "V", "S_TILES", "V_TILES", "PER_SPLIT", "C"])
 def _count_kernel(
     d_u, d_v, p_low, p_high, p_better, p_fill, p_places, p_words, S, V, S_TILES, V_TILES, PER_SPLIT, C,
     E: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr, WIDEN: tl.constexpr,
@@ -124,7 +125,7 @@ def _lowest_bit(b_low):
     return b_place + 16 * ((b_low & 0xFFFF0000) != 0).to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["V", "C"])
 def _decide_kernel(
     p_users, p_items, p_rows, p_own, p_fill, p_places, p_words, p_left, p_offsets, p_better, p_ties, V, C, E,
     FACTOR: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, STEPS: tl.constexpr,
@@ -199,7 +200,9 @@ def places(
     better_S, ties_S = (torch.empty(len(rows_S), dtype=torch.int32, device=rows_S.device) for _ in range(2))
     words = list_words(len(split_VE))
     launches = triton.cdiv(len(rows_S), max(1, LISTS // (8 * words)))
-    step = triton.cdiv(len(rows_S), max(1, launches))
+    # Whole tiles of rows, so that every part is aligned like the first: another alignment is another kernel.
+    tile = _tile(users_BE)["BLOCK_S"]
+    step = max(1, triton.cdiv(len(rows_S), max(1, launches) * tile)) * tile
     for first in range(0, len(rows_S), step):
         part = slice(first, first + step)
         _places(
