@@ -14,6 +14,7 @@ import time
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -26,6 +27,7 @@ from trope.cli import app
 from trope.config import read_toml
 from trope.data.sequences import Sequences
 from trope.distributed import Group, process_group
+from trope.metrics import Places
 from trope.model import SequentialRecommender
 from trope.rotary import frequency_parameters
 from trope.train import Interrupted, Trainer, make_optimizer, train
@@ -125,6 +127,9 @@ def test_the_learning_rate_falls_on_a_plateau_and_training_stops_early(
     scores = iter([0.1, 0.3, *[0.2] * 40])
 
     class Fixed:
+        users, offsets, ranks = np.array([0]), np.array([0, 1]), np.array([1.0])
+        places = Places(np.array([0]), np.array([0]), offsets)
+
         def __init__(self, split: str) -> None:
             self.metrics = {"HR@10": next(scores) if split == "valid" else 0.0}
 

@@ -122,7 +122,10 @@ def load(path: Path, model: SequentialRecommender, optimizer: torch.optim.Optimi
     if len(state.learning_rates) != len(optimizer.param_groups):
         raise ValueError(f"{path / STATE} has {len(state.learning_rates)} learning rates; {_advice(path)}")
     for group, rate in zip(optimizer.param_groups, state.learning_rates, strict=True):
-        group["lr"] = rate
+        if isinstance(group["lr"], Tensor):  # on a GPU, where a captured step reads it
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
     return state
 
 

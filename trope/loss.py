@@ -41,13 +41,17 @@ class Negatives(NamedTuple):
 
 
 def draw_negatives(
-    targets_T: Tensor, num_items: int, config: TrainConfig, generator: torch.Generator, share_V: Tensor | None = None
+    targets_T: Tensor,
+    num_items: int,
+    config: TrainConfig,
+    generator: torch.Generator | None,
+    share_V: Tensor | None = None,
 ) -> Negatives | None:
     """Negatives of a batch, uniform with replacement; None for the full softmax.
 
     Args:
         targets_T: the next items of the whole batch, over which `negative_source = "batch"` draws; 0 is padding.
-        generator: on the targets' device.
+        generator: on the targets' device; None takes torch's own.
         share_V: [V+1] each item's share of the training events; only logQ with negatives from the batch needs it.
     """
     if config.loss == "full":

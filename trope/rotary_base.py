@@ -56,7 +56,7 @@ class Rotary(nn.Module, ABC):
 
     @abstractmethod
     def coordinates_at(self, times: Tensor, query_times: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from what a caller has at hand, each of one shape: times, the queries' times, places in sequences."""
+        """The same from what a caller has at hand, all of one shape: times, queries' times, places in sequences."""
 
     @abstractmethod
     def frequencies(self) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ from trope.model import SequentialRecommender
 from trope.rotary import frequency_parameters
 from trope.run_folder import METRICS, describe_data, open_run, write_json
 from trope.run_log import RunLog
+from trope.train_fused import FusedStep
 from trope.train_guard import Guard
 from trope.train_step import Feed, Objective, seed_for
 
@@ -103,8 +104,9 @@ class Trainer:
         self.objective: nn.Module = Objective(self.model, config.train.temperature)
         if group.size > 1:
             self.objective = DistributedDataParallel(self.objective)
-        self.guard = Guard(self.model, group.device)
+        self.guard = Guard(self.model, group.device, self.state.step)
         self.loss_sum = torch.tensor(self.state.loss_sum, dtype=torch.float64, device=group.device)
+        self.fused = self._fused_step() if is_fused(config, group) else None
         group.wait()  # everyone has read the checkpoint before the first process may remove it
         if group.is_first:
             self.checkpoints.tidy()
@@ -149,6 +151,12 @@ class Trainer:
     def step(self) -> tuple[Tensor, Tensor]:
         """One optimiser step; returns the global batch's loss and its gradient's norm, still on the device."""
         state, train, group = self.state, self.config.train, self.group
+        if self.fused is not None:
+            with _matmul_precision("high" if self._is_bf16 else "highest"):
+                loss, norm = self.fused(state.epoch, state.index, state.step)
+            state.step += 1
+            state.index += 1
+            return loss, norm
         torch.manual_seed(seed_for(train.seed, "dropout", state.step, group.rank))
         work = self.feed(state.epoch, state.index, state.step)
         self.optimizer.zero_grad(set_to_none=True)
@@ -158,7 +166,7 @@ class Trainer:
             # DDP takes the mean of the processes' gradients; each has a part of the global mean: the sum is wanted.
             (loss * group.size).backward()
         loss = group.sum(loss.detach())
-        norm = self.guard(state.step + 1, loss)
+        norm = self.guard(loss)
         if train.clip > 0:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), train.clip, norm)
         self.optimizer.step()
@@ -181,6 +189,8 @@ class Trainer:
             if state.best is None or score > state.best:
                 state.best, state.best_epoch, state.best_metrics = score, state.epoch, metrics
             self.plateau.step(score)
+            if self.fused is not None:
+                self.fused.learning_rate_changed()
             state.stalled = self.plateau.num_bad_epochs
             log.show(**{CRITERION: f"{score:.4f}", "best": f"{state.best:.4f}"})
         log.show(loss=f"{mean_loss:.4f}")
@@ -194,6 +204,12 @@ class Trainer:
         self.state.loss_sum = float(self.loss_sum)
         if self.group.is_first:
             self.checkpoints.save(self.model, self.optimizer, self.state)
+
+    def _fused_step(self) -> FusedStep:
+        return FusedStep(
+            self.model, self.data, self.config, self.feed, self.optimizer, self.guard, self.loss_sum, self.state.step,
+            self._is_bf16,
+        )  # fmt: skip
 
     @property
     def _is_bf16(self) -> bool:
@@ -240,16 +256,26 @@ class Trainer:
         return summary
 
 
+def is_fused(config: Config, group: Group) -> bool:
+    """Whether steps are fused into one launch: on one GPU, and not against the whole catalogue."""
+    return group.device.type == "cuda" and group.size == 1 and config.train.loss == "sampled"
+
+
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
     """AdamW with the rotary coefficients in a group of their own, without decay: a frequency of 0 is not simpler."""
     train = config.train
     frequencies = list(frequency_parameters(model))
     own = {id(parameter) for parameter in frequencies}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in own]
-    groups: list[dict[str, Any]] = [{"params": rest, "lr": train.lr, "weight_decay": train.weight_decay}]
+    is_cuda = rest[0].device.type == "cuda"
+
+    def rate(value: float) -> float | Tensor:  # a captured step reads it from the device
+        return torch.tensor(value, device=rest[0].device) if is_cuda else value
+
+    groups: list[dict[str, Any]] = [{"params": rest, "lr": rate(train.lr), "weight_decay": train.weight_decay}]
     if frequencies:
-        groups.append({"params": frequencies, "lr": train.frequency_lr, "weight_decay": 0.0})
-    return torch.optim.AdamW(groups, betas=(train.beta1, train.beta2), fused=True)
+        groups.append({"params": frequencies, "lr": rate(train.frequency_lr), "weight_decay": 0.0})
+    return torch.optim.AdamW(groups, betas=(train.beta1, train.beta2), fused=True, capturable=is_cuda)
 
 
 class StopRequest:

@@ -13,21 +13,32 @@ class Diverged(RuntimeError):
 class Guard:
     """Gradient norms and the first number that was not finite, kept on the device until someone asks."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, step: int = 0) -> None:
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._step = torch.tensor(step, device=device)
         self._bad_step = torch.tensor(-1, device=device)
         self._bad_loss = torch.tensor(0.0, device=device)
-        self._bad_norms: Tensor | None = None
+        self._bad_norms = torch.zeros(len(self._named), device=device)
 
-    def __call__(self, step: int, loss: Tensor) -> Tensor:
-        """Look at a step's loss and gradients before the optimiser does; returns the gradient's norm."""
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in self._named]
-        norms = torch.stack(torch._foreach_norm(gradients))
-        norm = norms.norm()
+    def __call__(self, loss: Tensor, norms: dict[int, Tensor] | None = None) -> Tensor:
+        """Look at a step's loss and gradients; returns the gradient's norm.
+
+        Everything is updated in place, so that a captured step does it again at each launch.
+
+        norms: by the id of a parameter, gradient norms that are known already.
+        """
+        known = dict(norms or {})
+        with_gradient = [p for _, p in self._named if p.grad is not None and id(p) not in known]
+        found = torch._foreach_norm([p.grad for p in with_gradient if p.grad is not None])
+        known |= {id(p): norm for p, norm in zip(with_gradient, found, strict=True)}
+        zero = torch.zeros((), device=loss.device)
+        norms_P = torch.stack([known.get(id(p), zero).float() for _, p in self._named])
+        norm = norms_P.norm()
+        self._step += 1
         is_first = (self._bad_step < 0) & ~(norm + loss).isfinite()
-        self._bad_norms = norms if self._bad_norms is None else torch.where(is_first, norms, self._bad_norms)
-        self._bad_loss = torch.where(is_first, loss, self._bad_loss)
-        self._bad_step = self._bad_step.masked_fill(is_first, step)
+        self._bad_norms.copy_(torch.where(is_first, norms_P, self._bad_norms))
+        self._bad_loss.copy_(torch.where(is_first, loss, self._bad_loss))
+        self._bad_step.copy_(torch.where(is_first, self._step, self._bad_step))
         return norm
 
     def check(self, kept: str) -> None:
@@ -38,7 +49,6 @@ class Guard:
         step = int(self._bad_step)
         if step < 0:
             return
-        assert self._bad_norms is not None
         names = [name for (name, _), ok in zip(self._named, self._bad_norms.isfinite().tolist(), strict=True) if not ok]
         found = f"the gradient of {names[0]} ({len(names)} of {len(self._named)} tensors)" if names else "the loss"
         raise Diverged(

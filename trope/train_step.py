@@ -50,13 +50,23 @@ class Feed:
             raise ValueError(f"{data.path} has no user with two training events; nothing can be learned from it")
         self.steps = math.ceil(len(self._lengths_W) / config.train.batch)
         self._generator = torch.Generator(data.device)
-        self._share_V = _item_shares(data) if config.train.logq else None
+        self._share_V = item_shares(data) if config.train.logq else None
         self._epoch = -1
+
+    def order(self, epoch: int) -> Tensor:
+        """The epoch's windows in the order in which they are trained on, on the device."""
+        if epoch != self._epoch:
+            self._shuffle(epoch)
+        return self._order
+
+    def tokens(self, epoch: int, index: int) -> int:
+        """How many targets batch `index` of an epoch has."""
+        self.order(epoch)
+        return self._tokens[index]
 
     def __call__(self, epoch: int, index: int, step: int) -> Work:
         """Batch `index` of an epoch; `step` counts through all epochs."""
-        if epoch != self._epoch:
-            self._shuffle(epoch)
+        self.order(epoch)
         train, max_len = self.config.train, self.config.model.max_len
         chosen = slice(index * train.batch, (index + 1) * train.batch)
         windows, lengths = self.windows.take(self._order[chosen]), self._ordered_lengths_W[chosen]
@@ -86,6 +96,7 @@ class Feed:
         order = torch.randperm(len(self._lengths_W), generator=generator)
         self._epoch, self._ordered_lengths_W = epoch, self._lengths_W[order]
         self._order = order.to(self.data.device)
+        self._tokens = [int(part.sum()) for part in self._ordered_lengths_W.split(self.config.train.batch)]
 
 
 class Objective(nn.Module):
@@ -117,7 +128,7 @@ def _valid_places(lengths_B: Tensor, total: int, max_len: int) -> Tensor:
     return torch.arange(total, device=lengths_B.device) - starts_B[row_T] + row_T * max_len
 
 
-def _item_shares(data: Sequences) -> Tensor:
+def item_shares(data: Sequences) -> Tensor:
     """Each item's share of the training events, float32 [V+1]."""
     place = torch.arange(data.num_events, device=data.device)
     user = torch.searchsorted(data.offsets, place, right=True) - 1

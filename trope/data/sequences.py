@@ -90,6 +90,22 @@ class Sequences:
         _check(path, arrays)
         return cls(path, meta, {name: torch.from_numpy(array) for name, array in arrays.items()})
 
+    @classmethod
+    def leave_one_out(
+        cls, items: torch.Tensor, times: torch.Tensor, offsets: torch.Tensor, num_items: int, name: Path
+    ) -> Sequences:
+        """Events that are in memory already, split `loo-strict`; for benchmarks and tests, nothing is checked.
+
+        items: int32, 1 .. num_items. times: int64 Unix seconds, rising within a user. offsets: [U+1].
+        """
+        ends = offsets.diff().to(torch.int32)
+        splits = torch.stack((ends - 2, ends - 1, ends - 1, ends))
+        meta = {
+            "protocol": {"name": "loo-strict"}, "counts": {"items": num_items}, "checksum": f"in memory: {name}",
+            "time_span": {"train": [int(times.min()), int(times.max())]},
+        }  # fmt: skip
+        return cls(name, meta, {"items": items, "times": times, "offsets": offsets, "splits": splits})
+
     def to(self, device: torch.device | str) -> Sequences:
         """The same data with every array on `device`."""
         return Sequences(self.path, self.meta, {name: tensor.to(device) for name, tensor in self._tensors.items()})

@@ -1,0 +1,206 @@
+"""The fused training step is the plain one: same batches, same gradients, same parameters, whatever the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from trope import train_fused, train_step
+from trope.benchmark_shapes import SHAPES, generate
+from trope.config import PRESETS, Config
+from trope.data.sequences import Sequences
+from trope.distributed import Group
+from trope.loss import Negatives
+from trope.model import SequentialRecommender
+from trope.train import make_optimizer
+from trope.train_fused import FusedStep
+from trope.train_guard import Guard
+from trope.train_step import Feed, Objective
+
+CPU = torch.device("cpu")
+TINY = SHAPES["tiny"]
+
+
+def made_up(targets_T: Tensor, negatives: int) -> Tensor:
+    """Negatives that are a function of the targets alone, some of them the target itself."""
+    return (targets_T[:, None].long() * 7 + torch.arange(negatives, device=targets_T.device) ** 2) % TINY.items + 1
+
+
+class Parts:
+    """A model and what trains it."""
+
+    def __init__(self, config: Config, data: Sequences, device: torch.device = CPU) -> None:
+        torch.manual_seed(0)
+        self.config, self.feed = config, Feed(data, config, Group(0, 1, device))
+        self.model = SequentialRecommender(config, data.num_items, data.time_span).to(device)
+        self.optimizer = make_optimizer(self.model, config)
+        self.guard = Guard(self.model, device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.data = data
+
+    def fused(self, is_bf16: bool = False) -> FusedStep:
+        return FusedStep(
+            self.model, self.data, self.config, self.feed, self.optimizer, self.guard, self.loss_sum, 0, is_bf16
+        )
+
+    def plain_step(self, step: int) -> tuple[Tensor, Tensor]:
+        self.optimizer.zero_grad()
+        loss = Objective(self.model, self.config.train.temperature)(self.feed(0, step, step))
+        loss.backward()
+        norm = self.guard(loss.detach())
+        if self.config.train.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.train.clip, norm)
+        self.optimizer.step()
+        return loss.detach(), norm
+
+
+@pytest.fixture
+def same_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both steps draw the same negatives; what is drawn is tested elsewhere."""
+
+    def draw_uniform(num_items: int, seed: Tensor, candidates_TC: Tensor, backend: str) -> None:
+        candidates_TC[:, 1:] = made_up(candidates_TC[:, 0], candidates_TC.shape[1] - 1)
+        candidates_TC[:, 1:] *= candidates_TC[:, :1] != 0
+
+    def draw_negatives(targets_T: Tensor, num_items: int, config: object, *_: object) -> Negatives:
+        return Negatives(made_up(targets_T, 8), None)
+
+    monkeypatch.setattr(train_fused, "draw_uniform", draw_uniform)
+    monkeypatch.setattr(train_step, "draw_negatives", draw_negatives)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.usefixtures("same_negatives")
+def test_steps_are_the_plain_steps(name: str, clip: float) -> None:
+    config = TINY.config(name, "model.dropout=0", "train.negatives=8", f"train.clip={clip}", "train.lr=0.01")
+    data = generate(TINY, users=40, full=False, device=CPU)
+    plain, fused = Parts(config, data), Parts(config, data)
+    step = fused.fused()
+    total = 0.0
+    for number in range(3):  # the last batch of the epoch is not full
+        loss, norm = plain.plain_step(number)
+        total += float(loss)
+        got = step(0, number, number)
+        torch.testing.assert_close(got.loss, loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(got.norm, norm, rtol=1e-4, atol=1e-6)
+    # Adam divides by the gradient's size: where that is 0 but for rounding, the parameter moves by lr in some direction.
+    # So does a third of qkv.bias: adding the same to all keys changes no softmax.
+    for (parameter, ours), theirs in zip(fused.model.named_parameters(), plain.model.parameters(), strict=True):
+        apart = (ours - theirs).abs()
+        most = 0.34 if parameter.endswith("qkv.bias") else 0.05
+        assert (apart > 1e-4).float().mean() < most and apart.max() <= 0.061, parameter
+    assert fused.loss_sum.item() == pytest.approx(total, rel=1e-5)
+    state = fused.optimizer.state[fused.model.items.weight]
+    assert float(state["step"]) == 3
+
+
+def test_a_batch_takes_one_of_a_few_sizes() -> None:
+    config = TINY.config("hstu-trope", "train.negatives=8")
+    data = generate(TINY, users=300, full=False, device=CPU)
+    parts = Parts(config, data)
+    step = parts.fused()
+    plans = {step._plan(tokens) for tokens in range(1, TINY.batch * TINY.max_len + 1)}
+    assert all(plan.tokens % 16 == 0 for plan in plans)
+    assert len({plan.tokens for plan in plans}) <= train_fused.SIZES
+    for tokens in (1, 17, 200, TINY.batch * TINY.max_len):
+        plan = step._plan(tokens)
+        assert tokens <= plan.tokens <= TINY.batch * TINY.max_len
+        assert (plan.tokens - tokens) <= plan.spare_rows * TINY.max_len
+
+
+@pytest.mark.parametrize("settings", [
+    ("train.negative_source=batch",), ("train.shared_negatives=true",), ("train.logq=true",),
+    ("train.negative_source=batch", "train.logq=true"),
+])  # fmt: skip
+def test_other_negatives(settings: tuple[str, ...]) -> None:
+    config = TINY.config("hstu-trope", "train.negatives=8", *settings)
+    data = generate(TINY, users=40, full=False, device=CPU)
+    step = Parts(config, data).fused()
+    losses = [float(step(0, number, number).loss) for number in range(2)]
+    assert all(0 < loss < 30 for loss in losses)
+
+
+def test_the_same_seed_gives_the_same_steps_wherever_it_begins() -> None:
+    config = TINY.config("hstu-trope", "train.negatives=8")
+    data = generate(TINY, users=40, full=False, device=CPU)
+    one, two = Parts(config, data), Parts(config, data)
+    first = one.fused()
+    for number in range(3):
+        last = first(0, number, number)
+    again = two.fused()
+    again(0, 0, 0)
+    resumed = two.fused()  # begins in the middle of an epoch, as a resumed run does
+    resumed.hyper[5] = 1
+    resumed(0, 1, 1)
+    assert torch.equal(resumed(0, 2, 2).loss, last.loss)
+    for ours, theirs in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    return pytest.mark.gpu(skip(test))
+
+
+@on_gpu
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_two_hundred_steps_agree_with_the_reference(name: str) -> None:
+    """Fused kernels in bf16 and a CUDA graph against plain PyTorch on the CPU in float32, from the same start."""
+    config = TINY.config(name, "model.dropout=0", "train.negatives=32", "train.lr=0.003")
+    cpu = generate(TINY, users=400, full=False, device=CPU)
+    plain, fused = Parts(config, cpu), Parts(config, cpu.to("cuda"), torch.device("cuda"))
+    fused.model.load_state_dict(plain.model.state_dict())
+    step, reference = fused.fused(is_bf16=True), plain.fused()
+
+    def draw_uniform(num_items: int, seed: Tensor, candidates_TC: Tensor, backend: str) -> None:
+        candidates_TC[:, 1:] = made_up(candidates_TC[:, 0], 32) * (candidates_TC[:, :1] != 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_fused, "draw_uniform", draw_uniform)
+        ours, theirs = [], []
+        for number in range(200):
+            epoch, index = divmod(number, plain.feed.steps)
+            ours.append(float(step(epoch, index, number).loss))
+            theirs.append(float(reference(epoch, index, number).loss))
+    apart = (torch.tensor(ours) - torch.tensor(theirs)).abs()
+    print(f"{name}: first {ours[0]:.4f} {theirs[0]:.4f}, last {ours[-1]:.4f} {theirs[-1]:.4f}, apart {apart.max():.4f}")
+    assert step._graphs, "the step was never captured"
+    assert apart[:20].max() < 0.02 and apart.max() < 0.05 * theirs[0]
+
+
+@on_gpu
+def test_a_captured_step_never_waits_for_the_gpu() -> None:
+    data = generate(TINY, users=400, full=True, device=torch.device("cuda"))
+    config = TINY.config("hstu-trope", "train.negatives=8")
+    step = Parts(config, data, torch.device("cuda")).fused(is_bf16=True)
+    for number in range(3):
+        step(0, number, number)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(0, 3, 3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@on_gpu
+def test_a_gpu_run_resumes_to_the_same_bytes() -> None:
+    """Kernels add in a fixed order and random numbers come from the step, so a GPU run is reproducible as well."""
+    data = generate(TINY, users=100, full=False, device=torch.device("cuda"))
+    config = TINY.config("hstu-trope", "train.negatives=8")
+    whole, parts = Parts(config, data, torch.device("cuda")), Parts(config, data, torch.device("cuda"))
+    step = whole.fused(is_bf16=True)
+    for number in range(12):
+        step(number // 7, number % 7, number)
+    first = parts.fused(is_bf16=True)
+    for number in range(5):
+        first(number // 7, number % 7, number)
+    second = parts.fused(is_bf16=True)
+    second.hyper[5] = 5
+    for number in range(5, 12):
+        second(number // 7, number % 7, number)
+    for (name, ours), theirs in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name

@@ -1,0 +1,238 @@
+"""One launch per step: cut, draw, forward, loss, backward and optimiser as one CUDA graph.
+
+The mathematics is that of `trope.train_step`; what differs is where it happens:
+- the item table is outside of autograd: the loss gives the gradient of the outputs and a coefficient for each
+  candidate, and one pass over the table applies gradient and AdamW together (trope.kernels.table), so the gradient of a
+  table of millions of rows never exists;
+- everything that changes from step to step lives on the device: the cursor into the epoch's order, the step number, the
+  learning rates. torch's generator is seeded from the step before each launch, so a resumed run draws the same;
+- a batch takes as many tokens as it has events, rounded up to one of a few sizes. The first batch of a size runs as
+  ordinary launches, the second is captured, every later one is one launch.
+The whole step also runs without a GPU and without a graph, in plain PyTorch: that is how the tests compare it.
+
+Shapes: B batch, L positions, T tokens, E width, V catalogue, C candidates, W training windows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trope.config import Config
+from trope.data.sequences import Sequences
+from trope.kernels.backend import Backend
+from trope.kernels.cut import Plan, Source, Tokens, cut_tokens
+from trope.kernels.embed import embed, embed_backward
+from trope.kernels.softmax import draw_uniform, sampled_softmax
+from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
+from trope.loss import draw_negatives
+from trope.model import SequentialRecommender
+from trope.train_guard import Guard
+from trope.train_step import Feed, item_shares, seed_for
+
+# A batch's tokens are rounded up to a multiple of 1/16 of a full one: at most 16 graphs, a few percent of padding.
+SIZES = 16
+_EMBED_STREAM = 0  # of dropout; blocks have 1, 2, ..
+
+logger = logging.getLogger("trope")
+
+
+class StepResult(NamedTuple):
+    """Loss and gradient norm of a step, on the device; overwritten by the next step of the same size."""
+
+    loss: Tensor
+    norm: Tensor
+
+
+class FusedStep:
+    """The training step of one process.
+
+    Args:
+        model, optimizer: on one device; the optimiser's moments of the item table are updated here.
+        loss_sum: float64 scalar; each step adds its loss.
+        step: steps done before.
+        backend: of the kernels that are not inside the model.
+    """
+
+    def __init__(
+        self,
+        model: SequentialRecommender,
+        data: Sequences,
+        config: Config,
+        feed: Feed,
+        optimizer: torch.optim.Optimizer,
+        guard: Guard,
+        loss_sum: Tensor,
+        step: int,
+        is_bf16: bool,
+        backend: Backend = "auto",
+    ) -> None:
+        self.model, self.config, self.feed, self.optimizer = model, config, feed, optimizer
+        self.guard, self.loss_sum, self.is_bf16, self.backend = guard, loss_sum, is_bf16, backend
+        self.device = data.device
+        windows = feed.windows
+        order_W = torch.zeros(len(windows.starts), dtype=torch.int64, device=self.device)
+        self.source = Source(data.items, data.times, windows.starts, windows.ends, order_W)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.share_V = item_shares(data) if config.train.logq else None
+        self.table = model.items.weight
+        self.unit_VE = unit_vectors(self.table.detach(), torch.bfloat16 if is_bf16 else torch.float32, backend)
+        self.no_positions = torch.zeros((config.model.max_len, config.model.width), device=self.device)
+        self.hyper = self._hyper(step)
+        self._is_captured = self.device.type == "cuda"
+        self._graphs: dict[Plan, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
+        self._seen: set[Plan] = set()
+        self._pool = torch.cuda.graph_pool_handle() if self._is_captured else None
+        self._epoch, self._next = -1, -1
+
+    def _hyper(self, step: int) -> Tensor:
+        """lr, beta1, beta2, eps, weight decay and step of the table, for its fused update."""
+        group = next(g for g in self.optimizer.param_groups if any(p is self.table for p in g["params"]))
+        beta1, beta2 = group["betas"]
+        values = [float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"], step]
+        hyper = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if self.config.train.clip == 0:  # else the optimiser updates the table as any parameter
+            state = self.optimizer.state[self.table]
+            for moment in ("exp_avg", "exp_avg_sq"):
+                if moment not in state:
+                    state[moment] = torch.zeros_like(self.table)
+            state["step"] = hyper[5]  # a view: checkpoints find it where AdamW would keep it
+        return hyper
+
+    def learning_rate_changed(self) -> None:
+        """Take over the optimiser's learning rate of the table."""
+        self.hyper[0] = float(self.optimizer.param_groups[0]["lr"])
+
+    def __call__(self, epoch: int, index: int, step: int) -> StepResult:
+        """Batch `index` of an epoch; `step` counts through all epochs."""
+        if epoch != self._epoch or index != self._next:
+            self.source.order_W.copy_(self.feed.order(epoch))
+            self.cursor.fill_(index * self.config.train.batch)
+        self._epoch, self._next = epoch, index + 1
+        plan = self._plan(self.feed.tokens(epoch, index))
+        _seed(self.device, seed_for(self.config.train.seed, "step", step))
+        if self._is_captured and plan in self._seen and plan not in self._graphs:
+            self._capture(plan)
+        self._seen.add(plan)
+        if plan not in self._graphs:
+            return self._run(plan)
+        graph, result = self._graphs[plan]
+        graph.replay()
+        return result
+
+    def _plan(self, tokens: int) -> Plan:
+        """The smallest size that holds a batch. Transformer blocks take padded rows."""
+        model, train = self.config.model, self.config.train
+        full, columns = train.batch * model.max_len, train.negatives + 1
+        if model.block != "hstu":
+            return Plan(train.batch, model.max_len, full, columns, is_padded=True)
+        part = 16 * math.ceil(full / SIZES / 16)
+        size = min(full, part * math.ceil(tokens / part))
+        spare = 0 if size == tokens else math.ceil(part / model.max_len)
+        return Plan(train.batch, model.max_len, size, columns, is_padded=False, spare_rows=spare)
+
+    def _capture(self, plan: Plan) -> None:
+        """Record the step; where that is not possible say so, and go on with ordinary launches."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                result = self._run(plan)
+        except RuntimeError as error:
+            self._is_captured = False
+            logger.warning("the training step cannot be captured in a CUDA graph, it runs slower: %s", error)
+            return
+        self._graphs[plan] = (graph, result)
+
+    def _run(self, plan: Plan) -> StepResult:
+        """The step itself. Nothing in here waits for the device."""
+        model, train, backend = self.config.model, self.config.train, self.backend
+        self.optimizer.zero_grad(set_to_none=True)
+        tokens = cut_tokens(self.source, plan, self.cursor, backend)
+        seed = torch.randint(2**62, (1,), device=self.device)
+        log_expected_V = self._draw(tokens, seed)
+        positions = self.model.positions
+        positions_LE = self.no_positions if positions is None else positions.weight.detach()
+        dropout, scale = model.dropout, math.sqrt(model.width)
+        x_TE = embed(
+            tokens.items_T,
+            tokens.index_T,
+            self.table.detach(),
+            positions_LE,
+            scale,
+            dropout,
+            seed,
+            _EMBED_STREAM,
+            backend,
+        ).requires_grad_()
+        # The cache of casts would outlive the capture.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16, cache_enabled=False):
+            out_TE = self.model.run(x_TE, tokens.spans, tokens.times_T, tokens.query_times_T, tokens.index_T)
+        found = sampled_softmax(
+            out_TE.detach(),
+            tokens.candidates_TC,
+            self.unit_VE,
+            tokens.weight,
+            train.temperature,
+            log_expected_V,
+            backend,
+        )
+        out_TE.backward(found.grad_x_TE.to(out_TE.dtype))
+        assert x_TE.grad is not None
+        spans = tokens.spans
+        grad_rows_TE, grad_positions_LE = embed_backward(
+            x_TE.grad, tokens.items_T, spans.starts_B, spans.lengths_B, model.max_len, dropout, seed, _EMBED_STREAM,
+            backend,
+        )  # fmt: skip
+        if positions is not None:
+            positions.weight.grad = grad_positions_LE
+        V = self.model.num_items
+        scores = ScoreEntries(*invert(tokens.candidates_TC, V, backend), found.coefs_TC, found.out_TE)
+        inputs = InputEntries(*invert(tokens.items_T, V, backend), grad_rows_TE, scale)
+        loss = found.loss_T.sum() * tokens.weight[0]
+        norm = self._update(scores, inputs, loss)
+        self.loss_sum += loss
+        return StepResult(loss, norm)
+
+    def _update(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor) -> Tensor:
+        """AdamW for everything; returns the gradient's norm."""
+        table, clip = self.table.detach(), self.config.train.clip
+        if clip > 0:  # needs the norm of everything before anything moves
+            self.table.grad = table_gradient(table, scores, inputs, self.backend)
+            norm = self.guard(loss)
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, norm)
+            self.optimizer.step()
+            self.unit_VE.copy_(unit_vectors(table, self.unit_VE.dtype, self.backend))
+            return norm
+        self.hyper[5] += 1
+        state = self.optimizer.state[self.table]
+        moments = (state["exp_avg"], state["exp_avg_sq"])
+        norm_sq = update_table(table, *moments, self.unit_VE, scores, inputs, self.hyper, self.backend)
+        norm = self.guard(loss, {id(self.table): norm_sq[0].sqrt()})
+        self.optimizer.step()
+        return norm
+
+    def _draw(self, tokens: Tokens, seed: Tensor) -> Tensor | None:
+        """Fill the candidates with negatives; returns logQ's correction, if it is on."""
+        train, V = self.config.train, self.model.num_items
+        candidates_TC = tokens.candidates_TC
+        if train.negative_source == "uniform" and not train.shared_negatives:
+            draw_uniform(V, seed, candidates_TC, self.backend)
+            expected = math.log(train.negatives) - math.log(V)
+            return torch.full((V + 1,), expected, device=self.device) if train.logq else None
+        targets_T = candidates_TC[:, 0]
+        drawn = draw_negatives(targets_T.long(), V, train, None, self.share_V)
+        assert drawn is not None, "the full softmax has no negatives"
+        candidates_TC[:, 1:] = drawn.items
+        candidates_TC[:, 1:].masked_fill_(targets_T[:, None] == 0, 0)
+        return drawn.log_expected_V
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
