@@ -66,6 +66,16 @@ def test_counts_equal_the_reference(users, items, width, positives, left_out, de
     Problem(users, items, width, device, positives, left_out).check()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("items", "width"), [(5_000, 512), (20_001, 128), (3_000, 50)])
+def test_counts_equal_the_reference_on_tensor_cores(items, width):
+    """At full size and in full tiles; the random model's positives have hundreds of near items each."""
+    problem = Problem(300, items, width, "cuda", positives=2, left_out=40)
+    problem.items[7] = problem.items[3]
+    problem.check()
+
+
 def test_the_reference_is_the_float64_score_rounded_to_float32(device):
     problem = Problem(6, 40, 50, device, positives=2, left_out=4)
     problem.items[5:9] = problem.items[4]

@@ -33,7 +33,7 @@ from trope.kernels.ranking import Catalogue, places
 from trope.whole import whole_file
 
 SPAN = (1_500_000_000, 1_600_000_000)
-CHECKED = 16  # users compared with the reference
+CHECKED = 64  # users compared with the reference
 PIECE = 1 << 20  # users generated at a time
 
 

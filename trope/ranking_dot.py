@@ -56,8 +56,9 @@ class Plan:
         self.data, self.users_U, self.max_len, self.t_now_U = data, users_U, max_len, found.t_now
         cells = Cells.distinct(found.positives, found.positive_offsets, data.num_items)
         self.positives_S = cells.items
-        self.counts_U = torch.bincount(cells.rows, minlength=len(users_U))
-        self.offsets_U = self.counts_U.cumsum(0) - self.counts_U
+        # User u owns positives offsets[u] .. offsets[u+1]; every user has one.
+        self.offsets_U = torch.searchsorted(cells.rows, torch.arange(len(users_U) + 1, device=data.device))
+        self.counts_U = self.offsets_U.diff()
         # Where each history ends in the store; it began at its user's first event.
         past_U = (data.train_end if split == "valid" else data.test_start)[users_U].long()
         self.ends_U = data.offsets[users_U] + past_U
@@ -130,8 +131,7 @@ def rank_by_dot(encode: Encode, catalogue: Catalogue, plan: Plan, progress: bool
             found_S[0, index_S], found_S[1, index_S] = better_S, ties_S
             bar.update(batch.last - batch.first)
     better, ties = found_S.cpu().numpy().astype(np.int64)
-    offsets = np.concatenate(([0], plan.counts_U.cpu().numpy().cumsum()))
-    return Places(better, ties, offsets), bool(finite)
+    return Places(better, ties, plan.offsets_U.cpu().numpy()), bool(finite)
 
 
 def no_users(data: Sequences, split: str) -> str:
