@@ -65,6 +65,33 @@ def bench_kernels(
     kernel_benchmark(csv=csv, names=shape or (), quick=quick)
 
 
+@bench.command("train")
+def bench_train(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="pixel200k, pixel1m, pixel8m, ml20m, books, shop or shop-long; may be repeated."),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Only this model; may be repeated. Default: the four HSTU presets.")
+    ] = None,
+    version: Annotated[
+        list[str] | None, typer.Option(help="fused, plain or eager (the yardstick); may be repeated.")
+    ] = None,
+    lengths: Annotated[
+        list[str] | None, typer.Option(help="full: every history fills the model; own: the dataset's. Default: both.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps to time.")] = 100,
+    csv: Annotated[Path | None, typer.Option(help="Also write the table to this CSV file.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny shape and few steps: a smoke test.")] = False,
+) -> None:
+    """Time training steps on generated data of a dataset's shape, next to the least this machine could take."""
+    from trope.benchmark_train import MODELS, training_benchmark
+
+    training_benchmark(
+        shape or (), csv, model or MODELS, version or ("fused",), lengths or ("full", "own"), steps, quick
+    )
+
+
 def main() -> None:
     """Entry point of the `trope` script and of `python -m trope`."""
     try:

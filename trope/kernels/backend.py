@@ -6,6 +6,9 @@ import functools
 import importlib.util
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 import torch
@@ -20,8 +23,23 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 logger = logging.getLogger("trope")
 
 
+_preferred: ContextVar[Literal["torch"] | None] = ContextVar("trope_backend", default=None)
+
+
+@contextmanager
+def prefer(backend: Literal["torch"]) -> Iterator[None]:
+    """Inside, "auto" takes the reference everywhere: for comparisons with it. Also a decorator."""
+    token = _preferred.set(backend)
+    try:
+        yield
+    finally:
+        _preferred.reset(token)
+
+
 def resolve_backend(backend: Backend, x: Tensor) -> Literal["torch", "triton"]:
     """The backend for a tensor: Triton for CUDA tensors up to float32, else torch, unless one is asked for."""
+    if backend == "auto" and _preferred.get() is not None:
+        return "torch"
     if backend == "auto":
         fused = x.is_cuda and x.dtype != torch.float64 and HAS_TRITON
         chosen: Literal["torch", "triton"] = "triton" if fused else "torch"
