@@ -208,7 +208,7 @@ def backward(
     T, H, D = q.shape
     joint = (torch.empty if spans.is_complete else torch.zeros)((T, 3, H, D), dtype=q.dtype, device=q.device)
     dq, dk, dv = joint.unbind(1)
-    constants = tile(q, spans)
+    constants = tile(q, spans, warps=4 if D <= 64 else 8)  # as many registers as a wide head's sums need
     if T and len(spans.lengths_B):
         grid = (triton.cdiv(spans.max_len, constants["BLOCK"]), H, len(spans.lengths_B))
         rest = (*bias.pointers(q), spans.starts_B, spans.lengths_B)
@@ -229,7 +229,7 @@ def backward_bias(
     B = len(spans.lengths_B)
     if (d_position is None and d_time is None) or not (B and len(q)):
         return d_position, d_time
-    constants = tile(q, spans)
+    constants = tile(q, spans, warps=8)
     block = constants["BLOCK"]
     tiles = triton.cdiv(spans.max_len, block)
     chunks = min(B, max(1, PROGRAMS // tiles))

@@ -54,7 +54,7 @@ class Bias(NamedTuple):
         }
 
 
-def tile(q: Tensor, spans: Spans) -> dict[str, Any]:
+def tile(q: Tensor, spans: Spans, warps: int = 4) -> dict[str, Any]:
     """Block sizes and how exactly to compute, for all attention kernels."""
     D = q.shape[2]
     block_d = max(16, triton.next_power_of_2(D))
@@ -64,7 +64,8 @@ def tile(q: Tensor, spans: Spans) -> dict[str, Any]:
         "D": D,
         # In the interpreter there is no inline assembly, and in float32 no reason to approximate.
         "FAST": q.dtype != torch.float32 and os.environ.get("TRITON_INTERPRET") != "1",
-        "num_warps": 4,
+        "num_warps": warps,
+        "num_stages": 2,
     }
 
 
