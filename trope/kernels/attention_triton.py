@@ -137,7 +137,8 @@ def form_bias(
     o_distance = o_n[None, :] - o_m[:, None]
     b_bias = tl.zeros(o_distance.shape, dtype=tl.float32)
     if HAS_POSITION:
-        b_bias += tl.load(p_position + centre + tl.minimum(o_distance, 0))
+        # Rows beyond a sequence may be further apart than the weights reach.
+        b_bias += tl.load(p_position + centre + tl.maximum(tl.minimum(o_distance, 0), -centre))
     if HAS_TIME:
         b_bucket = load_buckets(
             p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, s_row, L, last, CACHED
