@@ -20,6 +20,7 @@ from trope.config import Config, ModelConfig, RotaryConfig
 from trope.kernels.activate import activate
 from trope.kernels.attention import Gaps, hstu_attention
 from trope.kernels.norm import gate, norm
+from trope.kernels.project import project
 from trope.kernels.spans import Spans
 from trope.rotary import IndexRoPE, TORoPE, TRoPE
 
@@ -86,16 +87,15 @@ class HSTUBlock(nn.Module):
     def forward(self, x_TE: Tensor, delta_TE: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
         """The residual stream with the previous block's `delta_TE` added, and this block's own: still apart, because
         the next norm adds them on its way."""
-        dtype = context.dtype
-        x_TE, normed_TE = norm(x_TE, delta_TE, out_dtype=dtype)
-        u, v, q, k = self._activate(normed_TE @ self.uvqk.to(dtype), context)
+        x_TE, normed_TE = norm(x_TE, delta_TE, out_dtype=context.dtype)
+        u, v, q, k = self._activate(project(normed_TE, self.uvqk), context)
         gaps = None if self.bias.time is None else context.gaps
         y_THD = hstu_attention(q, k, v, context.spans, self.max_len, self.bias.position, self.bias.time, gaps)
         dropout = self.dropout.p if self.training else 0.0
         gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, context.seed, self.stream)
         if context.seed is None:  # the kernel did not
             gated_TF = self.dropout(gated_TF)
-        return x_TE, F.linear(gated_TF, self.out.weight.to(dtype), self.out.bias.to(dtype))
+        return x_TE, project(gated_TF, self.out.weight.t(), self.out.bias)
 
     def _activate(self, pre_TF: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """u, v, q, k; q and k have been through SiLU when they are rotated."""

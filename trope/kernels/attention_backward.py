@@ -1,11 +1,14 @@
 """The fused HSTU attention, backward: scores are computed again in tiles, nothing of size [L, L] is kept.
 
 Three kernels, all without atomics, so gradients are deterministic:
-- dq: a tile of queries walks over the keys before it; dk and dv: a tile of keys walks over the queries after it;
+- dq: a tile of queries walks over the keys before it; dk and dv: a tile of keys walks over the queries after it, on
+  transposed scores, so that no product waits for a transposition;
 - the bias weights: a program owns one diagonal of tiles and some of its (sequence, tile) pairs. It sums the gradient
   of the scores over heads first, since heads share the bias; then the position's gradient is a running [64, 64] sum
   (one diagonal of tiles holds the same distances everywhere), and the time's a sum for each bucket between the tile's
   lowest and highest, few where times are sorted. What the programs leave is small, and summed in a fixed order.
+  The gradient of the scores comes from the dq kernel, which writes it down in bf16 where that fits a fixed budget, and
+  is computed once more where it does not (long sequences).
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time buckets.
@@ -20,31 +23,34 @@ from torch import Tensor
 
 from trope.kernels.attention_triton import (
     Bias,
-    bias_tile,
     dot,
     load_buckets,
     load_tile,
+    row_stride,
+    score_tile,
     shared_arguments,
     sheet_strides,
     sigmoid,
     tile,
+    unit_tile,
 )
 from trope.kernels.spans import Spans
 
-PROGRAMS = 512  # of the bias kernel, about; fixed, so that sums do not depend on the GPU
+PROGRAMS = 1024  # of the bias kernel, about; fixed, so that sums do not depend on the GPU
 
 
 @triton.jit
 def _score_gradient(
-    b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n, m_m, m_n,
-    s_row, s_sheet, L, centre, last,
+    b_q, b_k, b_v, b_dy, b_unit, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n,
+    m_m, m_n, s_row, s_sheet, L, centre, last,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr, FAST: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """silu(s) and the gradient of s, [queries, keys], both without the factor 1/n; zero for keys after their query."""
-    b_s = dot(b_q, tl.trans(b_k), FAST) + bias_tile(
-        p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n, m_m, m_n,
-        s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET)  # fmt: skip
-    b_dp = dot(b_dy, tl.trans(b_v), FAST)
+    """silu(s) and the gradient of s, both without the factor 1/n, [queries, keys] or TRANSPOSED; zero where hidden."""
+    b_s = score_tile(b_q, b_k, b_unit, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start,
+                     o_m, o_n, m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET, FAST,
+                     TRANSPOSED)  # fmt: skip
+    b_dp = dot(b_v, tl.trans(b_dy), FAST) if TRANSPOSED else dot(b_dy, tl.trans(b_v), FAST)
     b_sig = sigmoid(b_s, FAST)
     b_a = b_s * b_sig
     return b_a, b_dp * (b_sig + b_a * (1.0 - b_sig))
@@ -59,9 +65,10 @@ def _store_tile(p_x, b_x, o_row, m_row, s_row, D: tl.constexpr, BLOCK_D: tl.cons
 
 @triton.jit
 def _query_kernel(
-    p_q, p_k, p_v, p_dy, p_dq, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
+    p_q, p_k, p_v, p_dy, p_dq, p_ds, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet,
+    p_starts, p_lengths,
     s_q, s_k, s_v, s_dy, s_dq, s_qh, s_kh, s_vh, s_dyh, s_dqh, s_row, s_sheet, L, centre, last, scale,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr, KEEP: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     i_m = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -73,16 +80,22 @@ def _query_kernel(
     m_m = o_m < length
     b_q = load_tile(p_q + i_h * s_qh, start + o_m, m_m, s_q, D, BLOCK_D)
     b_dy = load_tile(p_dy + i_h * s_dyh, start + o_m, m_m, s_dy, D, BLOCK_D)
+    b_unit = unit_tile(p_sheet, BLOCK)
     b_dq = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
+    p_tiles = p_ds + (i_b.to(tl.int64) * tl.num_programs(1) + i_h) * s_row * s_row
     for i_n in range(i_m + 1):
         o_n = i_n * BLOCK + tl.arange(0, BLOCK)
         m_n = o_n < length
         b_k = load_tile(p_k + i_h * s_kh, start + o_n, m_n, s_k, D, BLOCK_D)
         b_v = load_tile(p_v + i_h * s_vh, start + o_n, m_n, s_v, D, BLOCK_D)
         _, b_ds = _score_gradient(
-            b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n,
-            m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET, FAST)  # fmt: skip
-        b_dq += dot(b_ds.to(b_k.dtype), b_k, FAST)
+            b_q, b_k, b_v, b_dy, b_unit, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start,
+            o_m, o_n, m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET, FAST,
+            False)  # fmt: skip
+        b_ds = b_ds.to(b_k.dtype)
+        if KEEP:
+            tl.store(p_tiles + o_m[:, None] * s_row + o_n[None, :], b_ds)
+        b_dq += dot(b_ds, b_k, FAST)
     _store_tile(p_dq + i_h * s_dqh, b_dq * scale, start + o_m, m_m, s_dq, D, BLOCK_D)
 
 
@@ -102,6 +115,7 @@ def _key_kernel(
     m_n = o_n < length
     b_k = load_tile(p_k + i_h * s_kh, start + o_n, m_n, s_k, D, BLOCK_D)
     b_v = load_tile(p_v + i_h * s_vh, start + o_n, m_n, s_v, D, BLOCK_D)
+    b_unit = unit_tile(p_sheet, BLOCK)
     b_dk = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
     b_dv = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
     for i_m in range(i_n, tl.cdiv(length, BLOCK)):
@@ -110,21 +124,23 @@ def _key_kernel(
         b_q = load_tile(p_q + i_h * s_qh, start + o_m, m_m, s_q, D, BLOCK_D)
         b_dy = load_tile(p_dy + i_h * s_dyh, start + o_m, m_m, s_dy, D, BLOCK_D)
         b_a, b_ds = _score_gradient(
-            b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n,
-            m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET, FAST)  # fmt: skip
-        b_dv += dot(tl.trans(b_a.to(b_dy.dtype)), b_dy, FAST)
-        b_dk += dot(tl.trans(b_ds.to(b_q.dtype)), b_q, FAST)
+            b_q, b_k, b_v, b_dy, b_unit, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start,
+            o_m, o_n, m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET, FAST,
+            True)  # fmt: skip
+        b_dv += dot(b_a.to(b_dy.dtype), b_dy, FAST)
+        b_dk += dot(b_ds.to(b_q.dtype), b_q, FAST)
     _store_tile(p_dk + i_h * s_dkh, b_dk * scale, start + o_n, m_n, s_dk, D, BLOCK_D)
     _store_tile(p_dv + i_h * s_dkh, b_dv * scale, start + o_n, m_n, s_dk, D, BLOCK_D)
 
 
 @triton.jit
 def _bias_kernel(
-    p_q, p_k, p_v, p_dy, p_by_distance, p_by_bucket,
+    p_q, p_k, p_v, p_dy, p_ds, p_by_distance, p_by_bucket,
     p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
-    s_q, s_k, s_v, s_dy, s_qh, s_kh, s_vh, s_dyh, s_row, s_sheet, L, centre, last, scale, H, B, TILES,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, FAST: tl.constexpr,
+    s_q, s_k, s_v, s_dy, s_qh, s_kh, s_vh, s_dyh, s_row, s_sheet, L, centre, last, scale, B, TILES,
+    H: tl.constexpr, HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
+    KEEP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     i_chunk, i_diagonal = tl.program_id(0), tl.program_id(1)
     tiles = TILES - i_diagonal  # of this diagonal in a sequence
@@ -141,16 +157,22 @@ def _bias_kernel(
             o_m, o_n = i_m * BLOCK + tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
             m_m, m_n = o_m < length, o_n < length
             b_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-            for i_h in range(H):
-                b_q = load_tile(p_q + i_h * s_qh, start + o_m, m_m, s_q, D, BLOCK_D)
-                b_k = load_tile(p_k + i_h * s_kh, start + o_n, m_n, s_k, D, BLOCK_D)
-                b_v = load_tile(p_v + i_h * s_vh, start + o_n, m_n, s_v, D, BLOCK_D)
-                b_dy = load_tile(p_dy + i_h * s_dyh, start + o_m, m_m, s_dy, D, BLOCK_D)
-                _, b_ds = _score_gradient(
-                    b_q, b_k, b_v, b_dy, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start,
-                    o_m, o_n, m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET,
-                    FAST)  # fmt: skip
-                b_sum += b_ds
+            if KEEP:
+                p_tile = p_ds + i_b.to(tl.int64) * H * s_row * s_row + o_m[:, None] * s_row + o_n[None, :]
+                for i_h in tl.static_range(H):
+                    b_sum += tl.load(p_tile + i_h * s_row * s_row).to(tl.float32)
+            else:
+                b_unit = unit_tile(p_sheet, BLOCK)
+                for i_h in range(H):
+                    b_q = load_tile(p_q + i_h * s_qh, start + o_m, m_m, s_q, D, BLOCK_D)
+                    b_k = load_tile(p_k + i_h * s_kh, start + o_n, m_n, s_k, D, BLOCK_D)
+                    b_v = load_tile(p_v + i_h * s_vh, start + o_n, m_n, s_v, D, BLOCK_D)
+                    b_dy = load_tile(p_dy + i_h * s_dyh, start + o_m, m_m, s_dy, D, BLOCK_D)
+                    _, b_ds = _score_gradient(
+                        b_q, b_k, b_v, b_dy, b_unit, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet,
+                        i_b, start, o_m, o_n, m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME,
+                        CACHED, SHEET, FAST, False)  # fmt: skip
+                    b_sum += b_ds
             if HAS_POSITION:
                 b_distance += b_sum
             if HAS_TIME:
@@ -202,34 +224,41 @@ def _sum_kernel(p_rows, p_sum, R, N, s_row, BLOCK_R: tl.constexpr):
 
 
 def backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv: views into one [T, 3, H, D]; zero outside of all sequences."""
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias, most_bytes: int
+) -> tuple[Tensor | None, ...]:
+    """dq, dk and dv, views into one [T, 3, H, D], zero outside of all sequences; d position and d time, or None.
+
+    most_bytes: for the gradient of the scores, if it is to be kept between kernels.
+    """
     T, H, D = q.shape
+    B, S = len(spans.lengths_B), row_stride(spans.max_len)
     joint = (torch.empty if spans.is_complete else torch.zeros)((T, 3, H, D), dtype=q.dtype, device=q.device)
     dq, dk, dv = joint.unbind(1)
+    d_position, d_time = (None if w is None else torch.zeros_like(w) for w in (bias.position, bias.time))
+    if not (T and B):
+        return dq, dk, dv, d_position, d_time
+    has_bias = d_position is not None or d_time is not None
+    keep = has_bias and B * H * S * S * q.element_size() <= most_bytes
+    ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
+    inputs, rest = (q, k, v, dy), (*bias.pointers(q), spans.starts_B, spans.lengths_B)
+    rows, heads = [x.stride(0) for x in (*inputs, dq)], [x.stride(1) for x in (*inputs, dq)]
+    shared = (*sheet_strides(spans, bias), *shared_arguments(spans, n, bias))
     constants = tile(q, spans, warps=4 if D <= 64 else 8)  # as many registers as a wide head's sums need
-    if T and len(spans.lengths_B):
-        grid = (triton.cdiv(spans.max_len, constants["BLOCK"]), H, len(spans.lengths_B))
-        rest = (*bias.pointers(q), spans.starts_B, spans.lengths_B)
-        inputs = (q, k, v, dy)
-        rows, heads = [x.stride(0) for x in (*inputs, dq)], [x.stride(1) for x in (*inputs, dq)]
-        shared = (*sheet_strides(spans, bias), *shared_arguments(spans, n, bias))
-        _query_kernel[grid](*inputs, dq, *rest, *rows, *heads, *shared, **bias.constants(), **constants)
-        _key_kernel[grid](*inputs, dk, dv, *rest, *rows, *heads, *shared, **bias.constants(), **constants)
-    return dq, dk, dv
+    grid = (S // constants["BLOCK"], H, B)
+    _query_kernel[grid](*inputs, dq, ds, *rest, *rows, *heads, *shared, KEEP=keep, **bias.constants(), **constants)
+    _key_kernel[grid](*inputs, dk, dv, *rest, *rows, *heads, *shared, **bias.constants(), **constants)
+    if has_bias:
+        _backward_bias(dy, q, k, v, ds if keep else None, spans, n, bias, d_position, d_time)
+    return dq, dk, dv, d_position, d_time
 
 
-def backward_bias(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the position and of the time weights, where there are any."""
-    d_position = None if bias.position is None else torch.zeros_like(bias.position)
-    d_time = None if bias.time is None else torch.zeros_like(bias.time)
-    B = len(spans.lengths_B)
-    if (d_position is None and d_time is None) or not (B and len(q)):
-        return d_position, d_time
-    constants = tile(q, spans, warps=8)
+def _backward_bias(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, ds: Tensor | None, spans: Spans, n: int, bias: Bias,
+    d_position: Tensor | None, d_time: Tensor | None,
+) -> None:  # fmt: skip
+    """Fill the gradients of the position and of the time weights."""
+    B, H = len(spans.lengths_B), q.shape[1]
+    constants = tile(q, spans, warps=8 if ds is None else 4)
     block = constants["BLOCK"]
     tiles = triton.cdiv(spans.max_len, block)
     chunks = min(B, max(1, PROGRAMS // tiles))
@@ -237,15 +266,14 @@ def backward_bias(
     block_k = 0 if bias.time is None else triton.next_power_of_2(len(bias.time))
     by_bucket = torch.empty((tiles * chunks if d_time is not None else 0, block_k), device=q.device)
     inputs = (q, k, v, dy)
-    shared = (*sheet_strides(spans, bias), *shared_arguments(spans, n, bias))
     _bias_kernel[(chunks, tiles)](
-        *inputs, by_distance, by_bucket, *bias.pointers(q), spans.starts_B, spans.lengths_B,
-        *(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs), *shared, q.shape[1], B, tiles,
-        BLOCK_K=max(block_k, 1), **bias.constants(), **constants,
+        *inputs, q if ds is None else ds, by_distance, by_bucket, *bias.pointers(q), spans.starts_B, spans.lengths_B,
+        *(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs),
+        *sheet_strides(spans, bias), *shared_arguments(spans, n, bias), B, tiles,
+        H=H, KEEP=ds is not None, BLOCK_K=max(block_k, 1), **bias.constants(), **constants,
     )  # fmt: skip
     if d_position is not None:
-        _, _, L, centre, *_ = shared
+        L, centre, *_ = shared_arguments(spans, n, bias)
         _distance_kernel[(L,)](by_distance, d_position, chunks, tiles, L, centre, BLOCK=block, BLOCK_C=16)
     if d_time is not None:
         _sum_kernel[(len(d_time),)](by_bucket, d_time, tiles * chunks, len(d_time), block_k, BLOCK_R=256)
-    return d_position, d_time

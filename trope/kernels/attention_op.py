@@ -10,6 +10,9 @@ from torch import Tensor
 from trope.kernels import attention_backward, attention_triton
 from trope.kernels.attention_triton import Bias
 
+# The gradient of the scores lives only during one block's backward: it may take more than what is kept for all.
+KEPT = 4
+
 
 class FusedAttention(torch.autograd.Function):
     """q, k, v, spans, n, position, time, gaps, most bytes of a sheet -> y; see `attention.hstu_attention`."""
@@ -30,7 +33,7 @@ class FusedAttention(torch.autograd.Function):
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         bias = attention_triton.with_sheet(Bias(position, time, gaps), spans, q, most_bytes)
         ctx.save_for_backward(q, k, v, position, time, bias.sheet)
-        ctx.spans, ctx.n, ctx.gaps = spans, n, gaps
+        ctx.spans, ctx.n, ctx.gaps, ctx.most_bytes = spans, n, gaps, most_bytes
         return attention_triton.forward(q, k, v, spans, n, bias)
 
     @staticmethod
@@ -39,6 +42,7 @@ class FusedAttention(torch.autograd.Function):
         (dy,) = gradients
         bias = Bias(position, time, ctx.gaps, sheet)
         dy = dy if dy.stride(-1) == 1 else dy.contiguous()
-        dq, dk, dv = attention_backward.backward(dy, q, k, v, ctx.spans, ctx.n, bias)
-        d_position, d_time = attention_backward.backward_bias(dy, q, k, v, ctx.spans, ctx.n, bias)
+        dq, dk, dv, d_position, d_time = attention_backward.backward(
+            dy, q, k, v, ctx.spans, ctx.n, bias, KEPT * ctx.most_bytes
+        )
         return dq, dk, dv, None, None, d_position, d_time, None, None

@@ -3,8 +3,10 @@
 Notable: one program owns a tile of queries of one head and walks over the keys before it. The bias is formed in tiles
 from the weights and the times, and masks what a query must not see; there are two ways, with the same result:
 - sheet: written once for all heads, as [B, L, L] in the scores' precision, where that fits a fixed budget (short
-  sequences: a load is cheaper than a logarithm and two look-ups for every head and every pass);
-- tile by tile inside every kernel where it does not, so that memory stays linear in the length.
+  sequences: a load is cheaper than a logarithm and two look-ups for every head and every pass). In bf16 it is added by
+  the tensor cores, as a product with the unit matrix: exact, and it travels with the other operands, transposed if
+  need be, instead of through registers;
+- tile by tile inside every kernel where it does not fit, so that memory stays linear in the length.
 SiLU uses the hardware's tanh in bf16 (error 2^-11, below bf16's own).
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
@@ -149,18 +151,36 @@ def form_bias(
 
 
 @triton.jit
-def bias_tile(
-    p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n, m_m, m_n, s_row, s_sheet, L,
-    centre, last, HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
+def unit_tile(p_sheet, BLOCK: tl.constexpr):
+    """The unit matrix by which the sheet is added."""
+    o = tl.arange(0, BLOCK)
+    return tl.where(o[:, None] == o[None, :], 1.0, 0.0).to(p_sheet.dtype.element_ty)
+
+
+@triton.jit
+def score_tile(
+    b_q, b_k, b_unit, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n, m_m, m_n,
+    s_row, s_sheet, L, centre, last,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr, FAST: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Both biases of a tile, from the sheet or formed here; HIDDEN for keys after their query."""
+    """Scores with bias [queries, keys], or [keys, queries] if TRANSPOSED; HIDDEN for keys after their query."""
     if SHEET:
-        p_row = p_sheet + i_b.to(tl.int64) * s_sheet + o_m[:, None] * s_row + o_n[None, :]
-        b_bias = tl.load(p_row, mask=m_m[:, None], other=HIDDEN).to(tl.float32)
+        # Rows of a tile that are beyond the sequence are written too: nothing needs a mask.
+        b_bias = tl.load(p_sheet + i_b.to(tl.int64) * s_sheet + o_m[:, None] * s_row + o_n[None, :])
     else:
         b_bias = form_bias(p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, m_n, s_row,
                            L, centre, last, HAS_POSITION, HAS_TIME, CACHED)  # fmt: skip
-    return b_bias
+    if SHEET and FAST:
+        if TRANSPOSED:
+            b_s = tl.dot(b_k, tl.trans(b_q), tl.dot(b_unit, tl.trans(b_bias)))
+        else:
+            b_s = tl.dot(b_q, tl.trans(b_k), tl.dot(b_bias, b_unit))
+    elif TRANSPOSED:
+        b_s = dot(b_k, tl.trans(b_q), FAST) + tl.trans(b_bias).to(tl.float32)
+    else:
+        b_s = dot(b_q, tl.trans(b_k), FAST) + b_bias.to(tl.float32)
+    return b_s
 
 
 @triton.jit
@@ -178,15 +198,16 @@ def _forward_kernel(
     o_m = i_m * BLOCK + tl.arange(0, BLOCK)
     m_m = o_m < length
     b_q = load_tile(p_q + i_h * s_qh, start + o_m, m_m, s_q, D, BLOCK_D)
+    b_unit = unit_tile(p_sheet, BLOCK)
     b_y = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
     for i_n in range(i_m + 1):
         o_n = i_n * BLOCK + tl.arange(0, BLOCK)
         m_n = o_n < length
         b_k = load_tile(p_k + i_h * s_kh, start + o_n, m_n, s_k, D, BLOCK_D)
         b_v = load_tile(p_v + i_h * s_vh, start + o_n, m_n, s_v, D, BLOCK_D)
-        b_s = dot(b_q, tl.trans(b_k), FAST) + bias_tile(
-            p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n, m_m, m_n,
-            s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET)  # fmt: skip
+        b_s = score_tile(
+            b_q, b_k, b_unit, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start, o_m, o_n,
+            m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET, FAST, False)  # fmt: skip
         b_a = b_s * sigmoid(b_s, FAST)
         b_y += dot(b_a.to(b_v.dtype), b_v, FAST)
     o_d = tl.arange(0, BLOCK_D)
@@ -221,11 +242,12 @@ def _sheet_kernel(
     if (i_n > i_m) | (i_m * BLOCK >= length):
         return
     o_m, o_n = i_m * BLOCK + tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
-    m_m, m_n = o_m < length, o_n < s_row
+    m_m = o_m < length
     b_bias = form_bias(p_position, p_time, p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length,
                        s_row, L, centre, last, HAS_POSITION, HAS_TIME, CACHED)  # fmt: skip
+    b_bias = tl.where(m_m[:, None], b_bias, HIDDEN)
     p_out = p_sheet + i_b.to(tl.int64) * s_sheet + o_m[:, None] * s_row + o_n[None, :]
-    tl.store(p_out, b_bias.to(p_sheet.dtype.element_ty), mask=m_m[:, None] & m_n[None, :])
+    tl.store(p_out, b_bias.to(p_sheet.dtype.element_ty))
 
 
 def row_stride(L: int) -> int:
@@ -245,14 +267,15 @@ def cache_buckets(times_T: Tensor, query_times_T: Tensor, spans: Spans, last: in
 
 
 def with_sheet(bias: Bias, spans: Spans, like: Tensor, most_bytes: int) -> Bias:
-    """The bias with its sheet, [B, L, row_stride(L)] or, without a time bias, [1, L, ..], if that is small enough."""
+    """The bias with its sheet, if that is small enough: whole tiles [B, S, S] with S = row_stride(L); without a time
+    bias one for all sequences."""
     if bias.position is None and bias.time is None:
         return bias
     L = spans.max_len
     B = len(spans.lengths_B) if bias.time is not None else 1
-    if B * L * row_stride(L) * like.element_size() > most_bytes or not len(spans.lengths_B):
+    if B * row_stride(L) ** 2 * like.element_size() > most_bytes or not len(spans.lengths_B):
         return bias
-    sheet = torch.empty((B, L, row_stride(L)), dtype=like.dtype, device=like.device)
+    sheet = torch.empty((B, row_stride(L), row_stride(L)), dtype=like.dtype, device=like.device)
     L_, centre, last, _ = shared_arguments(spans, 1, bias)
     constants = {name: value for name, value in bias.constants().items() if name != "SHEET"}
     tiles = triton.cdiv(L, _block(L))
