@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import draw_times
 
-from trope.kernels.activate import activate
+from trope.kernels.activate import Turns, activate
 
 SHAPES = [  # T, H, D, rotary_dim
     (1, 1, 2, 2),
@@ -53,7 +53,7 @@ class Problem:
         dtype = dtype or self.dtype
         inputs = [self.pre.to(self.device, dtype).requires_grad_()]
         inputs += [f.clone().requires_grad_() for f in self.freqs]
-        rotation = (*self.coords, *inputs[1:], self.betas) if self.freqs else ()
+        rotation = (*self.coords, Turns(*inputs[1:], betas=self.betas)) if self.freqs else ()
         out = activate(inputs[0], self.heads, *rotation, interleaved=interleaved, backend=backend)
         assert all(y.dtype == dtype for y in out)
         upstream = [self.grads[i].to(self.device, dtype) for i in which]
@@ -123,7 +123,7 @@ def test_one_output_and_strided_gradients(device: str) -> None:
     results = []
     for backend in ("torch", "triton"):
         pre = problem.pre.float().to(device).requires_grad_()
-        u, v, q, k = activate(pre, 3, *problem.coords, *problem.freqs, backend=backend)
+        u, v, q, k = activate(pre, 3, *problem.coords, Turns(*problem.freqs), backend=backend)
         if backend == "triton":
             assert {x.untyped_storage().data_ptr() for x in (u, v, q, k)} == {u.untyped_storage().data_ptr()}
             assert q.stride() == (4 * 24, 8, 1)
@@ -137,7 +137,7 @@ def test_one_output_and_strided_gradients(device: str) -> None:
 def test_frequencies_that_do_not_learn(device: str) -> None:
     problem = Problem((6, 3, 8, 8), torch.float32, device)
     pre = problem.pre.float().to(device).requires_grad_()
-    out = activate(pre, 3, *problem.coords, *problem.freqs, backend="triton")
+    out = activate(pre, 3, *problem.coords, Turns(*problem.freqs), backend="triton")
     torch.autograd.backward(out, list(problem.grads.float().to(device)))
     assert torch.allclose(pre.grad.double().cpu(), problem.run("torch", torch.float64)[4], rtol=1e-5, atol=3e-6)
 
@@ -156,4 +156,27 @@ def test_reference_gradients() -> None:
     )
     coords = torch.arange(3)[None]
     inputs = [x.requires_grad_() for x in (pre, freqs_q, freqs_k)]
-    assert torch.autograd.gradcheck(lambda x, fq, fk: activate(x, 2, coords, coords, fq, fk, backend="torch"), inputs)
+    assert torch.autograd.gradcheck(
+        lambda x, fq, fk: activate(x, 2, coords, coords, Turns(fq, fk), backend="torch"), inputs
+    )
+
+
+@pytest.mark.parametrize("shape", [(7, 3, 30, 30), (37, 8, 32, 32)], ids=str)
+def test_frequencies_linear_in_coefficients_are_formed_inside(shape: tuple, device: str) -> None:
+    """slopes * deltas inside the kernel is slopes * deltas outside, and so are the coefficients' gradients."""
+    problem = Problem(shape, torch.float32, device)
+    rng = torch.Generator().manual_seed(1)
+    slopes = [8 * torch.rand(f.shape, generator=rng, dtype=torch.float64).to(device) / 1e8 for f in problem.freqs]
+    starts = [torch.randn(f.shape[1], generator=rng).to(device) for f in problem.freqs]
+
+    def run(backend: str, inside: bool) -> list[torch.Tensor]:
+        deltas = [start.clone().requires_grad_() for start in starts]
+        turns = Turns(*problem.freqs, *slopes, *deltas)
+        if not inside:
+            turns = Turns(*turns.frequencies())
+        pre = problem.pre.to(device, torch.float32).requires_grad_()
+        out = activate(pre, problem.heads, *problem.coords, turns, backend=backend)
+        return [*out, *torch.autograd.grad(out, [pre, *deltas], problem.grads.to(device, torch.float32).unbind())]
+
+    for got, want in zip(run("triton", inside=True), run("torch", inside=False), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -106,7 +106,7 @@ class HSTUBlock(nn.Module):
             coords_q, coords_k = (coords[:, None] for coords in context.coords)
             q, k = self.rotary.rotate(q[None], k[None], coords_q, coords_k)
             return u, v, q[0], k[0]
-        return activate(pre_TF, self.heads, *context.coords, *self.rotary.turns(), self.rotary.layout == "interleaved")
+        return activate(pre_TF, self.heads, *context.coords, self.rotary.turns(), self.rotary.layout == "interleaved")
 
 
 class RelativeBias(nn.Module):

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from trope import validate
 from trope.kernels import Backend
+from trope.kernels.activate import Turns
 from trope.rotary_base import CosSin, Layout, Rotary, event_index, float64, from_bits, sequence_of
 from trope.rotary_baselines import IndexRoPE, TORoPE
 
@@ -170,6 +171,7 @@ class TRoPE(Rotary):
         self.beta_max = beta_max or (1e4 if by_index else 1e8)
         # Absolute calendar planes are frozen: only the first `learned` planes have a coefficient.
         self.learned = self.planes // 2 if bank == "calendar" else self.planes
+        self._linear_cache: tuple[list[Any], tuple[Tensor, ...]] | None = None
         self.shared = share_alpha or bank == "calendar"
 
         if conditioning == "span":
@@ -245,6 +247,34 @@ class TRoPE(Rotary):
         alpha_q, alpha_k = self._signed_alpha()
         periods = self._constants()[1]
         return (alpha_q / periods)[None], (alpha_k / periods)[None]
+
+    def turns(self) -> Turns:
+        """Frequencies are linear in the coefficients; where all of them are learned, kernels take them apart."""
+        if not (self.learnable and self.phase == "exact" and self.bank == "geometric"):
+            return super().turns()
+        if not (self.rotate_query and self.rotate_key) or self._constants().device.type == "mps":
+            return super().turns()
+        name = "alpha" if self.conditioning == "paper" else "delta"
+        deltas = [self.get_parameter(f"{name}_{side}") for side in ("q", "q" if self.shared else "k")]
+        return Turns(*self._linear(), *deltas)
+
+    def _linear(self) -> tuple[Tensor, ...]:
+        """Frequencies of query and key where the coefficients are 0, and what a unit of one adds; float64 [1, P]."""
+        starts = [b for b in (self._buffers.get("alpha0_q"), self._buffers.get("alpha0_k")) if b is not None]
+        bits = self.get_buffer("_bank_bits")
+        # They change when a checkpoint is loaded or the module moves; in between they are not worth a dozen launches.
+        key = [(x.data_ptr(), x._version, x.device) for x in (bits, *starts)]
+        if self._linear_cache is None or self._linear_cache[0] != key:
+            _, periods, gain = self._constants()
+            bases, slopes = [], []
+            for side, sign in (("q", 1.0), ("k", -1.0 if self.conjugate else 1.0)):
+                start = self._buffers.get(f"alpha0_{'q' if self.shared else side}")
+                base = torch.zeros_like(periods) if start is None else start.double() / periods
+                slope = 1 / periods if self.conditioning == "paper" else gain / periods
+                bases.append(sign * base[None])
+                slopes.append(sign * slope[None])
+            self._linear_cache = (key, (*bases, *slopes))
+        return self._linear_cache[1]
 
     def paper_phase(self) -> tuple[Tensor, Tensor, Tensor] | None:
         if self.phase == "exact":

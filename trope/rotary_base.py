@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trope import validate
 from trope.kernels import Backend, rotary_reference, rotate_qk
+from trope.kernels.activate import Turns
 
 Layout = Literal["interleaved", "halves"]
 
@@ -96,13 +97,14 @@ class Rotary(nn.Module, ABC):
         q, k = self.rotate(q[None], k[None], coords_q[:, None], coords_k[:, None])  # one long row to the kernels
         return q[0], k[0]
 
-    def turns(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the kernels take: frequencies of query and key, or for FP32 phases their alphas and beta."""
-        return self.paper_phase() or (*self.frequencies(), None)
+    def turns(self) -> Turns:
+        """How fast planes turn, for a kernel that does more than rotate (trope.kernels.activate)."""
+        freqs_q, freqs_k, betas = self.paper_phase() or (*self.frequencies(), None)
+        return Turns(freqs_q, freqs_k, betas=betas)
 
     def rotate(self, q: Tensor, k: Tensor, coords_q: Tensor, coords_k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated q and k [B, L, H, D] at coordinates [C, B, L]; for callers that reuse coordinates over layers."""
-        freqs_q, freqs_k, betas = self.turns()
+        freqs_q, freqs_k, betas = self.paper_phase() or (*self.frequencies(), None)
         interleaved = self.layout == "interleaved"
         return rotate_qk(q, k, coords_q, coords_k, freqs_q, freqs_k, betas, interleaved, self.backend)
 
@@ -134,7 +136,7 @@ class Rotary(nn.Module, ABC):
             )
         self.check_call(times.shape, times, lengths, t_now, offsets, allow_past)
         coords = self.coordinates(times.shape, times, lengths, t_now, offsets)
-        *freqs, betas = self.turns()
+        *freqs, betas = self.paper_phase() or (*self.frequencies(), None)
         tables: list[Tensor] = []
         for coords_one, freqs_one in zip(coords, freqs, strict=True):
             rows = coords_one if coords_one.dim() == 3 else coords_one[:, None]

@@ -11,7 +11,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from trope.kernels import activate_reference
+from trope.kernels.activate_reference import Turns
 from trope.kernels.backend import Backend, resolve_backend
+
+__all__ = ["Turns", "activate"]
 
 
 def activate(
@@ -19,22 +22,20 @@ def activate(
     heads: int,
     coords_q_CT: Tensor | None = None,
     coords_k_CT: Tensor | None = None,
-    freqs_q_CP: Tensor | None = None,
-    freqs_k_CP: Tensor | None = None,
-    betas_P: Tensor | None = None,
+    turns: Turns | None = None,
     interleaved: bool = True,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """u, v, q, k, each [T, H, D] in the dtype of `pre_TF`; differentiable in `pre_TF` and both frequencies.
+    """u, v, q, k, each [T, H, D] in the dtype of `pre_TF`; differentiable in `pre_TF`, frequencies and coefficients.
 
     Args:
         pre_TF: the joint projection, u, v, q and k in this order.
         coords_q_CT, coords_k_CT: where each token stands, int64 or float64; no gradient.
-        freqs_q_CP, freqs_k_CP: turns per unit of coordinate, float64; without them nothing is rotated.
-        betas_P, interleaved: as in trope.kernels.rotate_qk.
+        turns: how fast planes turn; without it nothing is rotated.
+        interleaved: as in trope.kernels.rotate_qk.
     """
     assert pre_TF.shape[1] % (4 * heads) == 0, "the projection holds u, v, q and k of every head"
-    arguments = (heads, coords_q_CT, coords_k_CT, freqs_q_CP, freqs_k_CP, betas_P, interleaved)
+    arguments = (heads, coords_q_CT, coords_k_CT, turns, interleaved)
     if resolve_backend(backend, pre_TF) == "torch":
         return activate_reference.activate(pre_TF, *arguments)
     from trope.kernels import activate_triton  # only now: CPU users need no Triton

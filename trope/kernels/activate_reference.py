@@ -5,6 +5,8 @@ Shape letters: T tokens, F = 4 H D, H heads, D head dim, P planes, C coordinates
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,16 +14,42 @@ from torch import Tensor
 from trope.kernels.rotary_reference import rotate_by
 
 
+class Turns(NamedTuple):
+    """How fast the planes of queries and keys turn.
+
+    freqs_q, freqs_k: turns per unit of coordinate, float64 [C, P]. If given, slopes * deltas is added to them: slopes
+    float64 constants [1, P], deltas the learned coefficients [P], whose gradient then needs no step in between.
+    betas: as in trope.kernels.rotate_qk, the paper's FP32 phases.
+    """
+
+    freqs_q: Tensor
+    freqs_k: Tensor
+    slopes_q: Tensor | None = None
+    slopes_k: Tensor | None = None
+    deltas_q: Tensor | None = None
+    deltas_k: Tensor | None = None
+    betas: Tensor | None = None
+
+    def frequencies(self) -> tuple[Tensor, Tensor]:
+        """What the planes turn by, float64 [C, P]."""
+        if self.slopes_q is None or self.slopes_k is None:
+            return self.freqs_q, self.freqs_k
+        assert self.deltas_q is not None and self.deltas_k is not None
+        return (
+            self.freqs_q + self.slopes_q * self.deltas_q.double(), self.freqs_k + self.slopes_k * self.deltas_k.double()
+        )  # fmt: skip
+
+
 def activate(
-    pre_TF: Tensor, heads: int,
-    coords_q_CT: Tensor | None, coords_k_CT: Tensor | None, freqs_q_CP: Tensor | None, freqs_k_CP: Tensor | None,
-    betas_P: Tensor | None, interleaved: bool,
+    pre_TF: Tensor, heads: int, coords_q_CT: Tensor | None, coords_k_CT: Tensor | None, turns: Turns | None,
+    interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """u, v, q, k, each [T, H, D]; float64 stays float64, everything else is computed in float32 and rounded once."""
     x = pre_TF if pre_TF.dtype == torch.float64 else pre_TF.float()
     u, v, q, k = F.silu(x).view(len(x), 4, heads, -1).unbind(1)
-    if freqs_q_CP is not None and freqs_k_CP is not None:
-        assert coords_q_CT is not None and coords_k_CT is not None, "frequencies turn by coordinates"
-        q = rotate_by(q[None], coords_q_CT[:, None], freqs_q_CP, betas_P, interleaved)[0]
-        k = rotate_by(k[None], coords_k_CT[:, None], freqs_k_CP, betas_P, interleaved)[0]
+    if turns is not None:
+        assert coords_q_CT is not None and coords_k_CT is not None, "planes turn by coordinates"
+        freqs_q_CP, freqs_k_CP = turns.frequencies()
+        q = rotate_by(q[None], coords_q_CT[:, None], freqs_q_CP, turns.betas, interleaved)[0]
+        k = rotate_by(k[None], coords_k_CT[:, None], freqs_k_CP, turns.betas, interleaved)[0]
     return u.to(pre_TF.dtype), v.to(pre_TF.dtype), q.to(pre_TF.dtype), k.to(pre_TF.dtype)

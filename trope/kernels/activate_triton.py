@@ -4,7 +4,8 @@
 Notable: a program takes one of u, v, q, k for a few tokens, neighbouring programs the four parts of the same tokens;
 cos and sin are formed in registers and serve all heads; the backward needs the projection and the gradients, neither
 SiLU's output nor the angles; gradients may be strided views, and one that is missing is a masked load; each program
-writes a partial row of the frequency gradient and rows are summed in a fixed order, so gradients are deterministic.
+writes a partial row of the frequency gradient and rows are summed in a fixed order, so gradients are deterministic;
+frequencies that are linear in their coefficients are formed, and their gradient carried on, inside these kernels too.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, F = 4 H D, H heads, D head dim, P planes, C coordinates.
@@ -17,8 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trope.kernels.activate_reference import Turns
 from trope.kernels.rotary_triton import (
     _cos_sin,
+    _cos_sin_turns,
     _load_pair,
     _offsets,
     _store_frequency_row,
@@ -45,11 +48,47 @@ def _silu_and_slope(b_x):
 
 
 @triton.jit
+def _angles(p_coords, p_freqs, p_slopes, p_deltas, p_betas, o_t, m_t, o_p, T,
+            P: tl.constexpr, C: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr):  # fmt: skip
+    """cos and sin [tokens, planes]; the frequency is freqs + slopes * deltas if LINEAR."""
+    m_p = o_p < P
+    if LINEAR:
+        b_f = tl.load(p_freqs + o_p, mask=m_p, other=0.0)
+        b_delta = tl.load(p_deltas + o_p, mask=m_p, other=0.0).to(tl.float64)
+        b_f += tl.load(p_slopes + o_p, mask=m_p, other=0.0) * b_delta
+        b_t = tl.load(p_coords + o_t, mask=m_t, other=0).to(tl.float64)
+        b_turns = b_t[:, None] * b_f[None, :]
+        b_turns -= tl.floor(b_turns + 0.5)
+        b_cos, b_sin = _cos_sin_turns(b_turns.to(tl.float32))
+    else:
+        b_cos, b_sin = _cos_sin(p_coords, p_freqs, p_betas, o_t, m_t, o_p, m_p, T, P, C, PAPER_FP32)
+    return b_cos[:, None, :], b_sin[:, None, :]
+
+
+@triton.jit
+def _sum_coefficients_kernel(p_rows, p_slopes_q, p_slopes_k, p_sum, R, P, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr):
+    """The gradient of the coefficients [side, P]: rows [side, R, P] summed in a fixed order, times the slope."""
+    i_side = tl.program_id(1)
+    o_p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    m_p = o_p < P
+    p_side = p_rows + i_side * R * P
+    b_sum = tl.zeros((BLOCK_R, BLOCK_P), dtype=tl.float64)
+    for i_r in range(0, R, BLOCK_R):
+        o_r = i_r + tl.arange(0, BLOCK_R)
+        b_sum += tl.load(p_side + o_r[:, None] * P + o_p[None, :], mask=(o_r < R)[:, None] & m_p[None, :], other=0.0)
+    if i_side == 0:
+        b_slope = tl.load(p_slopes_q + o_p, mask=m_p, other=0.0)
+    else:
+        b_slope = tl.load(p_slopes_k + o_p, mask=m_p, other=0.0)
+    tl.store(p_sum + i_side * P + o_p, (tl.sum(b_sum, axis=0) * b_slope).to(tl.float32), mask=m_p)
+
+
+@triton.jit
 def _forward_part(
-    p_x, p_y, i_part, o_t, p_coords, p_freqs, p_betas, T,
+    p_x, p_y, i_part, o_t, p_coords, p_freqs, p_slopes, p_deltas, p_betas, T,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
-    PAPER_FP32: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr,
-    GROUP: tl.constexpr,
+    PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     o_p = tl.arange(0, BLOCK_P)
     m_t = o_t < T
@@ -58,8 +97,9 @@ def _forward_part(
     o_x, m_h = _offsets(o_row, D, 0, H, GROUP)
     b_next0, b_next1 = _load_pair(p_x, o_x, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
     if ROTATE:
-        b_cos, b_sin = _cos_sin(p_coords, p_freqs, p_betas, o_t, m_t, o_p, o_p < P, T, P, C, PAPER_FP32)
-        b_cos, b_sin = b_cos[:, None, :], b_sin[:, None, :]
+        b_cos, b_sin = _angles(
+            p_coords, p_freqs, p_slopes, p_deltas, p_betas, o_t, m_t, o_p, T, P, C, PAPER_FP32, LINEAR
+        )
     for i_g in tl.static_range((H + GROUP - 1) // GROUP):
         o_x, m_h = _offsets(o_row, D, i_g, H, GROUP)
         m = m_t[:, None, None] & m_h
@@ -78,34 +118,34 @@ def _forward_part(
 
 @triton.jit
 def _forward_kernel(
-    p_x, p_y, p_cq, p_ck, p_fq, p_fk, p_betas, T,
+    p_x, p_y, p_cq, p_ck, p_fq, p_fk, p_sq, p_sk, p_aq, p_ak, p_betas, T,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
-    PAPER_FP32: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
+    PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     i_part = tl.program_id(0) % 4
     o_t = tl.program_id(0) // 4 * BLOCK_T + tl.arange(0, BLOCK_T)
     if ROTATE:
         if i_part == 2:
-            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_betas, T, H, D, P, C, True, PAPER_FP32, INTERLEAVED,
-                          BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_betas, T, H, D, P, C, True,
+                          PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
         elif i_part == 3:
-            _forward_part(p_x, p_y, i_part, o_t, p_ck, p_fk, p_betas, T, H, D, P, C, True, PAPER_FP32, INTERLEAVED,
-                          BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+            _forward_part(p_x, p_y, i_part, o_t, p_ck, p_fk, p_sk, p_ak, p_betas, T, H, D, P, C, True,
+                          PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
         else:
-            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_betas, T, H, D, P, C, False, PAPER_FP32, INTERLEAVED,
-                          BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_betas, T, H, D, P, C, False,
+                          PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
     else:
-        _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_betas, T, H, D, P, C, False, PAPER_FP32, INTERLEAVED,
-                      BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+        _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_betas, T, H, D, P, C, False,
+                      PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
 
 
 @triton.jit
 def _backward_part(
-    p_x, p_g, p_dx, p_partial, i_part, i_block, p_coords, p_freqs, p_betas, T, TILES, s_gt, s_gh,
+    p_x, p_g, p_dx, p_partial, i_part, i_block, p_coords, p_freqs, p_slopes, p_deltas, p_betas, T, TILES, s_gt, s_gh,
     HAS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
-    FREQ_GRAD: tl.constexpr, PAPER_FP32: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
+    FREQ_GRAD: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     o_p = tl.arange(0, BLOCK_P)
     if ROTATE and FREQ_GRAD:
@@ -122,8 +162,8 @@ def _backward_part(
         b_next_x0, b_next_x1 = _load_pair(p_x, o_x, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
         b_next_g0, b_next_g1 = _load_pair(p_g, o_g, m_g[:, None, None] & m_h, o_p, P, INTERLEAVED)
         if ROTATE:
-            b_cos, b_sin = _cos_sin(p_coords, p_freqs, p_betas, o_t, m_t, o_p, o_p < P, T, P, C, PAPER_FP32)
-            b_cos, b_sin = b_cos[:, None, :], b_sin[:, None, :]
+            b_cos, b_sin = _angles(p_coords, p_freqs, p_slopes, p_deltas, p_betas, o_t, m_t, o_p, T, P, C, PAPER_FP32,
+                                   LINEAR)  # fmt: skip
             b_dphi = tl.zeros((BLOCK_T, GROUP, BLOCK_P), dtype=tl.float32)
         for i_g in tl.static_range((H + GROUP - 1) // GROUP):
             o_x, m_h = _offsets(o_row, D, i_g, H, GROUP)
@@ -162,31 +202,31 @@ def _backward_part(
 
 @triton.jit
 def _backward_kernel(
-    p_x, p_gu, p_gv, p_gq, p_gk, p_dx, p_partial, p_cq, p_ck, p_fq, p_fk, p_betas, T, TILES,
+    p_x, p_gu, p_gv, p_gq, p_gk, p_dx, p_partial, p_cq, p_ck, p_fq, p_fk, p_sq, p_sk, p_aq, p_ak, p_betas, T, TILES,
     s_ut, s_uh, s_vt, s_vh, s_qt, s_qh, s_kt, s_kh,
     HAS_U: tl.constexpr, HAS_V: tl.constexpr, HAS_Q: tl.constexpr, HAS_K: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
-    FREQ_GRAD: tl.constexpr, PAPER_FP32: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
+    FREQ_GRAD: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     i_part, i_block = tl.program_id(0) % 4, tl.program_id(0) // 4
     if i_part == 0:
-        _backward_part(p_x, p_gu, p_dx, p_partial, 0, i_block, p_cq, p_fq, p_betas, T, TILES, s_ut, s_uh, HAS_U,
-                       H, D, P, C, False, FREQ_GRAD, PAPER_FP32, INTERLEAVED, BLOCK_T, BLOCK_P, BLOCK_REST,
-                       GROUP)  # fmt: skip
+        _backward_part(p_x, p_gu, p_dx, p_partial, 0, i_block, p_cq, p_fq, p_sq, p_aq, p_betas, T, TILES, s_ut, s_uh,
+                       HAS_U, H, D, P, C, False, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T, BLOCK_P,
+                       BLOCK_REST, GROUP)  # fmt: skip
     elif i_part == 1:
-        _backward_part(p_x, p_gv, p_dx, p_partial, 1, i_block, p_cq, p_fq, p_betas, T, TILES, s_vt, s_vh, HAS_V,
-                       H, D, P, C, False, FREQ_GRAD, PAPER_FP32, INTERLEAVED, BLOCK_T, BLOCK_P, BLOCK_REST,
-                       GROUP)  # fmt: skip
+        _backward_part(p_x, p_gv, p_dx, p_partial, 1, i_block, p_cq, p_fq, p_sq, p_aq, p_betas, T, TILES, s_vt, s_vh,
+                       HAS_V, H, D, P, C, False, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T, BLOCK_P,
+                       BLOCK_REST, GROUP)  # fmt: skip
     elif i_part == 2:
-        _backward_part(p_x, p_gq, p_dx, p_partial, 2, i_block, p_cq, p_fq, p_betas, T, TILES, s_qt, s_qh, HAS_Q,
-                       H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, INTERLEAVED, BLOCK_T, BLOCK_P, BLOCK_REST,
-                       GROUP)  # fmt: skip
+        _backward_part(p_x, p_gq, p_dx, p_partial, 2, i_block, p_cq, p_fq, p_sq, p_aq, p_betas, T, TILES, s_qt, s_qh,
+                       HAS_Q, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T, BLOCK_P,
+                       BLOCK_REST, GROUP)  # fmt: skip
     else:
         p_partial_k = p_partial + tl.num_programs(0) // 4 * C * P
-        _backward_part(p_x, p_gk, p_dx, p_partial_k, 3, i_block, p_ck, p_fk, p_betas, T, TILES, s_kt, s_kh, HAS_K,
-                       H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, INTERLEAVED, BLOCK_T, BLOCK_P, BLOCK_REST,
-                       GROUP)  # fmt: skip
+        _backward_part(p_x, p_gk, p_dx, p_partial_k, 3, i_block, p_ck, p_fk, p_sk, p_ak, p_betas, T, TILES, s_kt, s_kh,
+                       HAS_K, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T, BLOCK_P,
+                       BLOCK_REST, GROUP)  # fmt: skip
 
 
 def _strides(g_THD: Tensor) -> tuple[int, int]:
@@ -199,14 +239,16 @@ class _Activate(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, pre_TF: Tensor, heads: int, coords_q: Tensor | None, coords_k: Tensor | None, freqs_q: Tensor | None,
-        freqs_k: Tensor | None, betas: Tensor | None, interleaved: bool,
+        freqs_k: Tensor | None, slopes_q: Tensor | None, slopes_k: Tensor | None, deltas_q: Tensor | None,
+        deltas_k: Tensor | None, betas: Tensor | None, interleaved: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         T, D = len(pre_TF), pre_TF.shape[1] // (4 * heads)
         C, P = (1, D // 2) if freqs_q is None else freqs_q.shape
         shape = {"H": heads, "D": D, "P": P, "C": C, "ROTATE": freqs_q is not None, "PAPER_FP32": betas is not None}
-        shape |= {"INTERLEAVED": interleaved, **_tile(max(1, P), D - 2 * P, heads)}
+        shape |= {"LINEAR": slopes_q is not None, "INTERLEAVED": interleaved, **_tile(max(1, P), D - 2 * P, heads)}
         out = torch.empty((T, 4, heads, D), dtype=pre_TF.dtype, device=pre_TF.device)
-        pointers = [pre_TF if x is None else x for x in (coords_q, coords_k, freqs_q, freqs_k, betas)]
+        given = (coords_q, coords_k, freqs_q, freqs_k, slopes_q, slopes_k, deltas_q, deltas_k, betas)
+        pointers = [pre_TF if x is None else x for x in given]
         if T:
             _forward_kernel[(4 * triton.cdiv(T, shape["BLOCK_T"]),)](pre_TF, out, *pointers, T, **shape)
         ctx.save_for_backward(pre_TF, *pointers)
@@ -217,9 +259,10 @@ class _Activate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         pre_TF, *pointers = ctx.saved_tensors
-        freqs_q, shape = pointers[2], ctx.shape
+        _, _, freqs_q, _, slopes_q, slopes_k, *_ = pointers
+        shape = ctx.shape
         T, C, P, block_t = len(pre_TF), shape["C"], shape["P"], shape["BLOCK_T"]
-        freq_grad = ctx.needs_input_grad[4] or ctx.needs_input_grad[5]
+        freq_grad = any(ctx.needs_input_grad[4:6]) or any(ctx.needs_input_grad[8:10])
         dense = [g if g is None or g.stride(-1) == 1 else g.contiguous() for g in grads]
         strides = [s for g in dense for s in ((16, 16) if g is None else _strides(g))]
         dpre = torch.empty_like(pre_TF)
@@ -232,26 +275,35 @@ class _Activate(torch.autograd.Function):
                 *(g is not None for g in dense), FREQ_GRAD=freq_grad,
                 **shape | {"num_warps": 4},  # twice the forward's: two warps would spill
             )  # fmt: skip
+        nothing: list[Tensor | None] = [None] * 11
         if not freq_grad:
-            return dpre, *[None] * 7
-        # The second stage of the reduction, in a fixed order and the frequencies' dtype.
+            return dpre, *nothing
+        # The second stage of the reduction, in a fixed order.
+        if shape["LINEAR"]:
+            ddeltas = torch.empty((2, P), dtype=torch.float32, device=pre_TF.device)
+            _sum_coefficients_kernel[(triton.cdiv(P, 4), 2)](
+                partial, slopes_q, slopes_k, ddeltas, blocks, P, BLOCK_R=512, BLOCK_P=4, num_warps=4
+            )
+            nothing[7:9] = ddeltas.unbind()
+            return dpre, *nothing
         dfreqs = torch.empty((2, C, P), dtype=freqs_q.dtype, device=pre_TF.device)
         _sum_rows_kernel[(triton.cdiv(C * P, 4), 2)](
             partial, dfreqs, blocks, C * P, BLOCK_R=512, BLOCK_N=4, num_warps=4
         )
-        return dpre, None, None, None, dfreqs[0], dfreqs[1], None, None
+        nothing[3:5] = dfreqs.unbind()
+        return dpre, *nothing
 
 
 def activate(
-    pre_TF: Tensor, heads: int, coords_q_CT: Tensor | None, coords_k_CT: Tensor | None, freqs_q_CP: Tensor | None,
-    freqs_k_CP: Tensor | None, betas_P: Tensor | None, interleaved: bool,
+    pre_TF: Tensor, heads: int, coords_q_CT: Tensor | None, coords_k_CT: Tensor | None, turns: Turns | None,
+    interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """u, v, q, k: views of one tensor [T, 4, H, D]."""
-    coords_q, coords_k, freqs_q, freqs_k = (
-        None if x is None else x.contiguous() for x in (coords_q_CT, coords_k_CT, freqs_q_CP, freqs_k_CP)
-    )
-    if freqs_q is not None:
-        assert coords_q is not None and coords_k is not None and freqs_k is not None
-        assert coords_q.shape == coords_k.shape and freqs_q.shape == freqs_k.shape
-        assert coords_q.shape == (len(freqs_q), len(pre_TF))
-    return _Activate.apply(pre_TF.contiguous(), heads, coords_q, coords_k, freqs_q, freqs_k, betas_P, interleaved)
+    pre_TF = pre_TF.contiguous()
+    if turns is None:
+        return _Activate.apply(pre_TF, heads, *[None] * 9, interleaved)
+    assert coords_q_CT is not None and coords_k_CT is not None
+    assert coords_q_CT.shape == coords_k_CT.shape == (len(turns.freqs_q), len(pre_TF))
+    assert turns.freqs_q.shape == turns.freqs_k.shape
+    tensors = (coords_q_CT, coords_k_CT, *turns)
+    return _Activate.apply(pre_TF, heads, *(None if x is None else x.contiguous() for x in tensors), interleaved)

@@ -38,14 +38,13 @@ def prefer(backend: Literal["torch"]) -> Iterator[None]:
 
 def resolve_backend(backend: Backend, x: Tensor) -> Literal["torch", "triton"]:
     """The backend for a tensor: Triton for CUDA tensors up to float32, else torch, unless one is asked for."""
-    if backend == "auto" and _preferred.get() is not None:
-        return "torch"
     if backend == "auto":
         fused = x.is_cuda and x.dtype != torch.float64 and HAS_TRITON
         chosen: Literal["torch", "triton"] = "triton" if fused else "torch"
-        if not torch.compiler.is_compiling():
-            _say_once(chosen, x.device.type)
-        return chosen
+        if torch.compiler.is_compiling():
+            return chosen
+        _say_once(chosen, x.device.type)
+        return _preferred.get() or chosen
     if backend == "torch":
         return "torch"
     if backend != "triton":
