@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from trope.benchmark_shapes import SHAPES, generate
 from trope.config import PRESETS, Config
 from trope.data.sequences import Sequences
 from trope.distributed import Group
+from trope.kernels.backend import prefer
 from trope.loss import Negatives
 from trope.model import SequentialRecommender
 from trope.train import make_optimizer
@@ -146,30 +148,44 @@ def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.gpu(skip(test))
 
 
+def losses(config: Config, data: Sequences, device: str, is_bf16: bool, plain: bool) -> Tensor:
+    """Of 200 steps from the same start, with the same negatives: by the fused step, or by plain PyTorch."""
+    torch.manual_seed(0)
+    parts = Parts(config, data.to(device), torch.device(device))
+    start = SequentialRecommender(config, data.num_items, data.time_span)
+    start.load_state_dict({name: x.cpu() for name, x in Parts(config, data).model.state_dict().items()})
+    parts.model.load_state_dict(start.state_dict())
+    step = parts.fused(is_bf16)
+    found = []
+    with prefer("torch") if plain else nullcontext():
+        for number in range(200):
+            epoch, index = divmod(number, parts.feed.steps)
+            found.append(step(epoch, index, number).loss.clone())
+    assert plain or device == "cpu" or step._graphs, "the step was never captured"
+    return torch.stack(found).cpu()
+
+
 @on_gpu
 @pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.usefixtures("same_negatives")
 def test_two_hundred_steps_agree_with_the_reference(name: str) -> None:
-    """Fused kernels in bf16 and a CUDA graph against plain PyTorch on the CPU in float32, from the same start."""
-    config = TINY.config(name, "model.dropout=0", "train.negatives=32", "train.lr=0.003")
-    cpu = generate(TINY, users=400, full=False, device=CPU)
-    plain, fused = Parts(config, cpu), Parts(config, cpu.to("cuda"), torch.device("cuda"))
-    fused.model.load_state_dict(plain.model.state_dict())
-    step, reference = fused.fused(is_bf16=True), plain.fused()
+    """Fused kernels in a CUDA graph against plain PyTorch in float32 on the CPU.
 
-    def draw_uniform(num_items: int, seed: Tensor, candidates_TC: Tensor, backend: str) -> None:
-        candidates_TC[:, 1:] = made_up(candidates_TC[:, 0], 32) * (candidates_TC[:, :1] != 0)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_fused, "draw_uniform", draw_uniform)
-        ours, theirs = [], []
-        for number in range(200):
-            epoch, index = divmod(number, plain.feed.steps)
-            ours.append(float(step(epoch, index, number).loss))
-            theirs.append(float(reference(epoch, index, number).loss))
-    apart = (torch.tensor(ours) - torch.tensor(theirs)).abs()
-    print(f"{name}: first {ours[0]:.4f} {theirs[0]:.4f}, last {ours[-1]:.4f} {theirs[-1]:.4f}, apart {apart.max():.4f}")
-    assert step._graphs, "the step was never captured"
-    assert apart[:20].max() < 0.02 and apart.max() < 0.05 * theirs[0]
+    In float32 they agree closely. In bf16 they are as far apart as plain PyTorch in bf16 is: that is bf16's noise,
+    which grows as two trainings drift apart on a toy set that they learn by heart.
+    """
+    config = TINY.config(name, "model.dropout=0", "train.negatives=8")
+    data = generate(TINY, users=400, full=False, device=CPU)
+    truth = losses(config, data, "cpu", is_bf16=False, plain=True)
+    exact = (losses(config, data, "cuda", is_bf16=False, plain=False) - truth).abs()
+    fused = (losses(config, data, "cuda", is_bf16=True, plain=False) - truth).abs()
+    plain = (losses(config, data, "cuda", is_bf16=True, plain=True) - truth).abs()
+    print(
+        f"{name}: loss {truth[0]:.3f} to {truth[-1]:.3f}; largest difference: float32 {exact.max():.5f}, "
+        f"bf16 {fused.max():.4f}, plain bf16 {plain.max():.4f}; mean: {exact.mean():.6f} {fused.mean():.5f} {plain.mean():.5f}"
+    )
+    assert exact.max() < 0.02
+    assert fused[:20].max() < 0.02 and fused.mean() < 2 * plain.mean() + 0.005
 
 
 @on_gpu
