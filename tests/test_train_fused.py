@@ -89,8 +89,8 @@ def test_steps_are_the_plain_steps(name: str, clip: float) -> None:
         got = step(0, number, number)
         torch.testing.assert_close(got.loss, loss, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(got.norm, norm, rtol=1e-4, atol=1e-6)
-    # Adam divides by the gradient's size: where that is 0 but for rounding, the parameter moves by lr in some direction.
-    # So does a third of qkv.bias: adding the same to all keys changes no softmax.
+    # Adam divides by the gradient's size: where that is 0 but for rounding, the parameter moves by lr, either way. So
+    # does a third of qkv.bias: adding the same to all keys changes no softmax.
     for (parameter, ours), theirs in zip(fused.model.named_parameters(), plain.model.parameters(), strict=True):
         apart = (ours - theirs).abs()
         most = 0.34 if parameter.endswith("qkv.bias") else 0.05
@@ -182,7 +182,8 @@ def test_two_hundred_steps_agree_with_the_reference(name: str) -> None:
     plain = (losses(config, data, "cuda", is_bf16=True, plain=True) - truth).abs()
     print(
         f"{name}: loss {truth[0]:.3f} to {truth[-1]:.3f}; largest difference: float32 {exact.max():.5f}, "
-        f"bf16 {fused.max():.4f}, plain bf16 {plain.max():.4f}; mean: {exact.mean():.6f} {fused.mean():.5f} {plain.mean():.5f}"
+        f"bf16 {fused.max():.4f}, plain bf16 {plain.max():.4f}; mean {exact.mean():.6f}, {fused.mean():.5f}, "
+        f"{plain.mean():.5f}"
     )
     assert exact.max() < 0.02
     assert fused[:20].max() < 0.02 and fused.mean() < 2 * plain.mean() + 0.005

@@ -99,15 +99,24 @@ class SequentialRecommender(nn.Module):
         spans = Spans.jagged(offsets, self.config.model.max_len)
         return self.normalise(self.run(x_TE, spans, times_T, looking_from_T, index_T))
 
-    def run(self, x_TE: Tensor, spans: Spans, times_T: Tensor, query_times_T: Tensor, index_T: Tensor) -> Tensor:
+    def run(
+        self,
+        x_TE: Tensor,
+        spans: Spans,
+        times_T: Tensor,
+        query_times_T: Tensor,
+        index_T: Tensor,
+        seed: Tensor | None = None,
+    ) -> Tensor:
         """All blocks over embedded tokens: raw outputs [T, E], not normalised; Transformer blocks need padded spans.
 
         Args:
             x_TE: from `items` and `positions`.
             times_T, query_times_T: of each event, and from when its query looks.
             index_T: each token's place in its sequence.
+            seed: int64 [1], of dropout inside HSTU's kernels; without one torch's generator draws it.
         """
-        context = self._context(x_TE, spans, times_T, query_times_T, index_T)
+        context = self._context(x_TE, spans, times_T, query_times_T, index_T, seed)
         if self.config.model.block != "hstu":
             for block in self.blocks:
                 x_TE = block(x_TE, context)
@@ -138,14 +147,17 @@ class SequentialRecommender(nn.Module):
         model, device = self.config.model, x_TE.device.type
         rotary = first_rotary(self.blocks)
         coords = None if rotary is None else rotary.coordinates_at(times_T, query_times_T, index_T)
-        gaps = intervals = seed = None
+        gaps = intervals = None
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_TE.dtype
         if model.block == "hstu" and model.time_bias:
             gaps = time_gaps(times_T, query_times_T, spans, model.time_buckets, like=x_TE)
         if model.block == "tisasrec":
             intervals = relative_intervals(times_T.view(-1, spans.max_len), model.intervals)
-        if model.block == "hstu" and self.training and model.dropout and resolve_backend("auto", x_TE) == "triton":
-            seed = torch.randint(2**62, (1,), device=x_TE.device)  # torch's generator decides, as for any dropout
+        drops = model.block == "hstu" and self.training and model.dropout > 0
+        if not drops or resolve_backend("auto", x_TE) == "torch":
+            seed = None  # nothing to drop, or modules do
+        elif seed is None:
+            seed = torch.randint(2**62, (1,), device=x_TE.device)
         return Context(spans, coords, gaps, intervals, seed, dtype)
 
     def _check_len(self, length: int) -> None:

@@ -5,7 +5,7 @@ The mathematics is that of `trope.train_step`; what differs is where it happens:
   candidate, and one pass over the table applies gradient and AdamW together (trope.kernels.table), so the gradient of a
   table of millions of rows never exists;
 - everything that changes from step to step lives on the device: the cursor into the epoch's order, the step number, the
-  learning rates. torch's generator is seeded from the step before each launch, so a resumed run draws the same;
+  learning rates, and the seed of everything random, which depends on the step alone: a resumed run draws the same;
 - a batch takes as many tokens as it has events, rounded up to one of a few sizes. The first batch of a size runs as
   ordinary launches, the second is captured, every later one is one launch.
 The whole step also runs without a GPU and without a graph, in plain PyTorch: that is how the tests compare it.
@@ -15,6 +15,7 @@ Shapes: B batch, L positions, T tokens, E width, V catalogue, C candidates, W tr
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from typing import NamedTuple
@@ -77,7 +78,7 @@ class FusedStep:
         windows = feed.windows
         order_W = torch.zeros(len(windows.starts), dtype=torch.int64, device=self.device)
         self.source = Source(data.items, data.times, windows.starts, windows.ends, order_W)
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.cursor, self.seed = (torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(2))
         self.share_V = item_shares(data) if config.train.logq else None
         self.table = model.items.weight
         self.unit_VE = unit_vectors(self.table.detach(), torch.bfloat16 if is_bf16 else torch.float32, backend)
@@ -114,7 +115,7 @@ class FusedStep:
             self.cursor.fill_(index * self.config.train.batch)
         self._epoch, self._next = epoch, index + 1
         plan = self._plan(self.feed.tokens(epoch, index))
-        _seed(self.device, seed_for(self.config.train.seed, "step", step))
+        self._sow(seed_for(self.config.train.seed, "step", step))
         if self._is_captured and plan in self._seen and plan not in self._graphs:
             self._capture(plan)
         self._seen.add(plan)
@@ -135,9 +136,22 @@ class FusedStep:
         spare = 0 if size == tokens else math.ceil(part / model.max_len)
         return Plan(train.batch, model.max_len, size, columns, is_padded=False, spare_rows=spare)
 
+    def _sow(self, seed: int) -> None:
+        """Seed our kernels, and torch's generator for what is not ours: the Transformer blocks' dropout, and negatives
+        from the batch."""
+        self.seed.fill_(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+
     def _capture(self, plan: Plan) -> None:
         """Record the step; where that is not possible say so, and go on with ordinary launches."""
         graph = torch.cuda.CUDAGraph()
+        # Collecting an old graph in the middle of it would spoil the recording.
+        gc.collect()
+        was_collecting = gc.isenabled()
+        gc.disable()
         try:
             with torch.cuda.graph(graph, pool=self._pool):
                 result = self._run(plan)
@@ -145,6 +159,9 @@ class FusedStep:
             self._is_captured = False
             logger.warning("the training step cannot be captured in a CUDA graph, it runs slower: %s", error)
             return
+        finally:
+            if was_collecting:
+                gc.enable()
         self._graphs[plan] = (graph, result)
 
     def _run(self, plan: Plan) -> StepResult:
@@ -152,8 +169,7 @@ class FusedStep:
         model, train, backend = self.config.model, self.config.train, self.backend
         self.optimizer.zero_grad(set_to_none=True)
         tokens = cut_tokens(self.source, plan, self.cursor, backend)
-        seed = torch.randint(2**62, (1,), device=self.device)
-        log_expected_V = self._draw(tokens, seed)
+        log_expected_V = self._draw(tokens)
         positions = self.model.positions
         positions_LE = self.no_positions if positions is None else positions.weight.detach()
         dropout, scale = model.dropout, math.sqrt(model.width)
@@ -170,7 +186,7 @@ class FusedStep:
         ).requires_grad_()
         # The cache of casts would outlive the capture.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16, cache_enabled=False):
-            out_TE = self.model.run(x_TE, tokens.spans, tokens.times_T, tokens.query_times_T, tokens.index_T)
+            out_TE = self.model.run(x_TE, tokens.spans, tokens.times_T, tokens.query_times_T, tokens.index_T, self.seed)
         found = sampled_softmax(
             out_TE.detach(),
             tokens.candidates_TC,
@@ -184,7 +200,7 @@ class FusedStep:
         assert x_TE.grad is not None
         spans = tokens.spans
         grad_rows_TE, grad_positions_LE = embed_backward(
-            x_TE.grad, tokens.items_T, spans.starts_B, spans.lengths_B, model.max_len, dropout, seed, _EMBED_STREAM,
+            x_TE.grad, tokens.items_T, spans.starts_B, spans.lengths_B, model.max_len, dropout, self.seed, _EMBED_STREAM,
             backend,
         )  # fmt: skip
         if positions is not None:
@@ -215,12 +231,12 @@ class FusedStep:
         self.optimizer.step()
         return norm
 
-    def _draw(self, tokens: Tokens, seed: Tensor) -> Tensor | None:
+    def _draw(self, tokens: Tokens) -> Tensor | None:
         """Fill the candidates with negatives; returns logQ's correction, if it is on."""
         train, V = self.config.train, self.model.num_items
         candidates_TC = tokens.candidates_TC
         if train.negative_source == "uniform" and not train.shared_negatives:
-            draw_uniform(V, seed, candidates_TC, self.backend)
+            draw_uniform(V, self.seed, candidates_TC, self.backend)
             expected = math.log(train.negatives) - math.log(V)
             return torch.full((V + 1,), expected, device=self.device) if train.logq else None
         targets_T = candidates_TC[:, 0]
@@ -229,10 +245,3 @@ class FusedStep:
         candidates_TC[:, 1:] = drawn.items
         candidates_TC[:, 1:].masked_fill_(targets_T[:, None] == 0, 0)
         return drawn.log_expected_V
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)

@@ -243,7 +243,7 @@ def backward(
     inputs, rest = (q, k, v, dy), (*bias.pointers(q), spans.starts_B, spans.lengths_B)
     rows, heads = [x.stride(0) for x in (*inputs, dq)], [x.stride(1) for x in (*inputs, dq)]
     shared = (*sheet_strides(spans, bias), *shared_arguments(spans, n, bias))
-    constants = tile(q, spans, warps=4 if D <= 64 else 8)  # as many registers as a wide head's sums need
+    constants = tile(q, spans, wide_stages=1)
     grid = (S // constants["BLOCK"], H, B)
     _query_kernel[grid](*inputs, dq, ds, *rest, *rows, *heads, *shared, KEEP=keep, **bias.constants(), **constants)
     _key_kernel[grid](*inputs, dk, dv, *rest, *rows, *heads, *shared, **bias.constants(), **constants)
@@ -258,7 +258,7 @@ def _backward_bias(
 ) -> None:  # fmt: skip
     """Fill the gradients of the position and of the time weights."""
     B, H = len(spans.lengths_B), q.shape[1]
-    constants = tile(q, spans, warps=8 if ds is None else 4)
+    constants = tile(q, spans, warps=8)
     block = constants["BLOCK"]
     tiles = triton.cdiv(spans.max_len, block)
     chunks = min(B, max(1, PROGRAMS // tiles))
