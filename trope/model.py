@@ -143,7 +143,15 @@ class SequentialRecommender(nn.Module):
             x = x + positions
         return self.dropout(x) * (items != 0)[..., None]
 
-    def _context(self, x_TE: Tensor, spans: Spans, times_T: Tensor, query_times_T: Tensor, index_T: Tensor) -> Context:
+    def _context(
+        self,
+        x_TE: Tensor,
+        spans: Spans,
+        times_T: Tensor,
+        query_times_T: Tensor,
+        index_T: Tensor,
+        seed: Tensor | None,
+    ) -> Context:
         model, device = self.config.model, x_TE.device.type
         rotary = first_rotary(self.blocks)
         coords = None if rotary is None else rotary.coordinates_at(times_T, query_times_T, index_T)

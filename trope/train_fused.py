@@ -173,17 +173,8 @@ class FusedStep:
         positions = self.model.positions
         positions_LE = self.no_positions if positions is None else positions.weight.detach()
         dropout, scale = model.dropout, math.sqrt(model.width)
-        x_TE = embed(
-            tokens.items_T,
-            tokens.index_T,
-            self.table.detach(),
-            positions_LE,
-            scale,
-            dropout,
-            seed,
-            _EMBED_STREAM,
-            backend,
-        ).requires_grad_()
+        drops = (dropout, self.seed, _EMBED_STREAM, backend)
+        x_TE = embed(tokens.items_T, tokens.index_T, self.table.detach(), positions_LE, scale, *drops).requires_grad_()
         # The cache of casts would outlive the capture.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16, cache_enabled=False):
             out_TE = self.model.run(x_TE, tokens.spans, tokens.times_T, tokens.query_times_T, tokens.index_T, self.seed)
@@ -200,9 +191,8 @@ class FusedStep:
         assert x_TE.grad is not None
         spans = tokens.spans
         grad_rows_TE, grad_positions_LE = embed_backward(
-            x_TE.grad, tokens.items_T, spans.starts_B, spans.lengths_B, model.max_len, dropout, self.seed, _EMBED_STREAM,
-            backend,
-        )  # fmt: skip
+            x_TE.grad, tokens.items_T, spans.starts_B, spans.lengths_B, model.max_len, *drops
+        )
         if positions is not None:
             positions.weight.grad = grad_positions_LE
         V = self.model.num_items
