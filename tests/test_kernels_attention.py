@@ -12,7 +12,9 @@ from trope.kernels import attention
 from trope.kernels.attention import Gaps, hstu_attention, time_gaps
 from trope.kernels.spans import Spans
 
-triton_attention = pytest.importorskip("trope.kernels.attention_triton", reason="needs the package triton")
+tl = pytest.importorskip("triton.language", reason="needs the package triton")
+from trope.kernels import attention_backward  # noqa: E402
+from trope.kernels import attention_triton as triton_attention  # noqa: E402
 
 FIRST = 1_600_000_000
 
@@ -135,6 +137,24 @@ def test_times_out_of_order_are_only_slower(monkeypatch: pytest.MonkeyPatch) -> 
         run("torch", torch.float64, *arguments), run("triton", torch.float32, *arguments), strict=True
     ):
         torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("few", [0, 1000])
+def test_sums_by_runs_are_sums_by_bucket(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to the time weights' gradient, on gaps so short that a tile has most of its buckets in reach."""
+    monkeypatch.setattr(triton_attention, "BLOCK", 16)
+    monkeypatch.setattr(attention_backward, "FEW", tl.constexpr(few))
+    generator = torch.Generator().manual_seed(5)
+    spans, tokens = spans_of("jagged", [40, 7], 40)
+    inputs = [torch.randn(tokens, 2, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
+    inputs += [torch.randn(79, generator=generator, dtype=torch.float64) for _ in range(2)]
+    times = FIRST + torch.randint(0, 5, (tokens,), generator=generator).cumsum(0)
+    weight = torch.randn(tokens, 2, 16, generator=generator, dtype=torch.float64)
+    arguments = (spans, inputs, (times, times + 2), True, True, weight, 78)
+    *_, truth = run("torch", torch.float64, *arguments)
+    *_, ours = run("triton", torch.float32, *arguments)
+    assert 6 < (truth != 0).sum() <= 16
+    torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
 
 
 def test_the_reference_is_the_formula() -> None:
