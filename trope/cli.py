@@ -92,6 +92,18 @@ def bench_train(
     )
 
 
+@bench.command("eval")
+def bench_eval(
+    shape: Annotated[str, typer.Option(help="pixel200k, pixel1m, pixel8m, ml20m, books or shop.")] = "pixel1m",
+    csv: Annotated[Path | None, typer.Option(help="Also write the table to this CSV file.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny shape: a smoke test.")] = False,
+) -> None:
+    """Time the ranking of the full catalogue for every user of a dataset's shape, next to the plain way."""
+    from trope.benchmark_eval import evaluation_benchmark
+
+    evaluation_benchmark(shape, csv, quick)
+
+
 def main() -> None:
     """Entry point of the `trope` script and of `python -m trope`."""
     try:
