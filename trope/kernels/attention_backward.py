@@ -39,6 +39,7 @@ from trope.kernels.attention_triton import (
 from trope.kernels.spans import Spans
 
 PROGRAMS = 512  # of the bias kernel, about; fixed, so that sums do not depend on the GPU
+GROUPS = 2  # narrow heads that a program of the dq kernel takes
 FEW = tl.constexpr(6)  # buckets of a tile that are not worth a search for runs
 
 
@@ -286,7 +287,7 @@ def backward(
     if not (T and B):
         return dq, dk, dv, d_position, d_time
     has_bias = d_position is not None or d_time is not None
-    group = 2 if D <= 64 and H % 2 == 0 else 1
+    group = GROUPS if D <= 64 and H % 2 == 0 else 1
     keep = has_bias and B * (H // group) * S * S * q.element_size() <= most_bytes
     ds = torch.empty((B, H // group, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
     inputs, rest = (q, k, v, dy), (*bias.pointers(q), spans.starts_B, spans.lengths_B)
