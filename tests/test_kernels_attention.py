@@ -13,7 +13,7 @@ from trope.kernels.attention import Gaps, hstu_attention, time_gaps
 from trope.kernels.spans import Spans
 
 tl = pytest.importorskip("triton.language", reason="needs the package triton")
-from trope.kernels import attention_backward  # noqa: E402
+from trope.kernels import attention_bias_gradient  # noqa: E402
 from trope.kernels import attention_triton as triton_attention  # noqa: E402
 
 FIRST = 1_600_000_000
@@ -92,6 +92,8 @@ def test_values_and_gradients(
     cached: bool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(triton_attention, "BLOCK", 16)  # several tiles in a short sequence
+    monkeypatch.setattr(triton_attention, "WIDE_TILE", 32)
+    monkeypatch.setattr(attention_bias_gradient, "STRIP_BYTES", 1 << (28 if cached else 12))  # in one slice, in many
     monkeypatch.setattr(attention, "CACHE_BYTES", 1 << 28 if cached else 0)
     generator = torch.Generator().manual_seed(len(lengths) + dim)
     spans, tokens = spans_of(kind, lengths, max_len)
@@ -143,7 +145,7 @@ def test_times_out_of_order_are_only_slower(monkeypatch: pytest.MonkeyPatch) -> 
 def test_sums_by_runs_are_sums_by_bucket(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to the time weights' gradient, on gaps so short that a tile has most of its buckets in reach."""
     monkeypatch.setattr(triton_attention, "BLOCK", 16)
-    monkeypatch.setattr(attention_backward, "FEW", tl.constexpr(few))
+    monkeypatch.setattr(attention_bias_gradient, "FEW", tl.constexpr(few))
     generator = torch.Generator().manual_seed(5)
     spans, tokens = spans_of("jagged", [40, 7], 40)
     inputs = [torch.randn(tokens, 2, 16, generator=generator, dtype=torch.float64) for _ in range(3)]

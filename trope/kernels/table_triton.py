@@ -22,7 +22,7 @@ from torch import Tensor
 from trope.kernels.softmax_reference import EPS
 from trope.kernels.table_reference import InputEntries, ScoreEntries
 
-_TILE = 4096  # gathered numbers in registers at once; a warp's share of the loads in flight
+_TILE = 2048  # gathered numbers in registers at once: fewer registers, more programs that wait side by side
 _SHORT_KEYS = 1 << 16  # so many items have 16-bit sort keys: half the passes of a radix sort
 
 
@@ -148,13 +148,11 @@ def _rows(width: int) -> dict[str, int]:
 def _tile(width: int, per_item: float) -> dict[str, int]:
     """Block sizes for so many score entries per item: few are gathered for several rows at once, many by chunks."""
     tile = _rows(width)
-    if per_item >= 16:
-        tile["ROWS"] = 1
-    # Several rows need registers for their pointers too.
-    room = _TILE // (tile["ROWS"] * tile["BLOCK_E"]) * tile["num_warps"] // (1 if tile["ROWS"] == 1 else 2)
-    tile["CHUNK"] = max(1, min(room, 32, max(4, triton.next_power_of_2(int(per_item) + 1))))
+    tile["ROWS"] = 1 if per_item >= 16 else max(1, tile["ROWS"] // 2)
+    room = _TILE // (tile["ROWS"] * tile["BLOCK_E"]) * tile["num_warps"]
+    tile["CHUNK"] = max(1, min(room, 32, max(2, triton.next_power_of_2(int(per_item) + 1))))
     # Popular items are the input of many tokens, others of none.
-    tile["IN_CHUNK"] = max(min(4, tile["CHUNK"]), tile["CHUNK"] // 4)
+    tile["IN_CHUNK"] = max(min(2, tile["CHUNK"]), tile["CHUNK"] // 4)
     return tile
 
 
