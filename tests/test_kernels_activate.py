@@ -167,15 +167,17 @@ def test_frequencies_linear_in_coefficients_are_formed_inside(shape: tuple, devi
     problem = Problem(shape, torch.float32, device)
     rng = torch.Generator().manual_seed(1)
     slopes = [8 * torch.rand(f.shape, generator=rng, dtype=torch.float64).to(device) / 1e8 for f in problem.freqs]
+    origin = torch.tensor(1_550_000_000, device=device)
     starts = [torch.randn(f.shape[1], generator=rng).to(device) for f in problem.freqs]
 
     def run(backend: str, inside: bool) -> list[torch.Tensor]:
         deltas = [start.clone().requires_grad_() for start in starts]
-        turns = Turns(*problem.freqs, *slopes, *deltas)
+        turns = Turns(*problem.freqs, *slopes, *deltas, origin=origin)
+        coords = problem.coords
         if not inside:
-            turns = Turns(*turns.frequencies())
+            turns, coords = Turns(*turns.frequencies()), [c - origin for c in coords]
         pre = problem.pre.to(device, torch.float32).requires_grad_()
-        out = activate(pre, problem.heads, *problem.coords, turns, backend=backend)
+        out = activate(pre, problem.heads, *coords, turns, backend=backend)
         return [*out, *torch.autograd.grad(out, [pre, *deltas], problem.grads.to(device, torch.float32).unbind())]
 
     for got, want in zip(run("triton", inside=True), run("torch", inside=False), strict=True):

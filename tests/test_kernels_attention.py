@@ -92,7 +92,6 @@ def test_values_and_gradients(
     cached: bool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(triton_attention, "BLOCK", 16)  # several tiles in a short sequence
-    monkeypatch.setattr(triton_attention, "WIDE_TILE", 32)
     monkeypatch.setattr(attention_bias_gradient, "STRIP_BYTES", 1 << (28 if cached else 12))  # in one slice, in many
     monkeypatch.setattr(attention, "CACHE_BYTES", 1 << 28 if cached else 0)
     generator = torch.Generator().manual_seed(len(lengths) + dim)

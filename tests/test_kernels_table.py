@@ -217,5 +217,5 @@ def test_both_regimes_are_tested() -> None:
     from trope.kernels import table_triton
 
     tiles = [table_triton._tile(E, T * C / (V + 1)) for T, E, V, C in SHAPES]
-    assert {tile["ROWS"] for tile in tiles} >= {1, 4, 8} and {tile["CHUNK"] for tile in tiles} >= {4, 32}
+    assert {tile["ROWS"] for tile in tiles} >= {1, 2, 4} and {tile["CHUNK"] for tile in tiles} >= {2, 32}
     assert any(V % tile["ROWS"] for (_, _, V, _), tile in zip(SHAPES, tiles, strict=True))

@@ -24,8 +24,8 @@ from trope.config import Config, from_dict, to_dict
 from trope.kernels.attention import time_gaps
 from trope.kernels.backend import resolve_backend
 from trope.kernels.spans import Spans
-from trope.layers import Context, first_rotary, make_blocks, relative_intervals
-from trope.rotary import query_times
+from trope.layers import Context, Rotation, first_rotary, make_blocks, relative_intervals
+from trope.rotary import TRoPE, query_times
 from trope.rotary_base import sequence_of
 from trope.whole import whole_folder
 
@@ -154,7 +154,7 @@ class SequentialRecommender(nn.Module):
     ) -> Context:
         model, device = self.config.model, x_TE.device.type
         rotary = first_rotary(self.blocks)
-        coords = None if rotary is None else rotary.coordinates_at(times_T, query_times_T, index_T)
+        coords = None if rotary is None else self._coordinates(rotary, times_T, query_times_T, index_T)
         gaps = intervals = None
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_TE.dtype
         if model.block == "hstu" and model.time_bias:
@@ -167,6 +167,14 @@ class SequentialRecommender(nn.Module):
         elif seed is None:
             seed = torch.randint(2**62, (1,), device=x_TE.device)
         return Context(spans, coords, gaps, intervals, seed, dtype)
+
+    def _coordinates(
+        self, rotary: Rotation, times_T: Tensor, query_times_T: Tensor, index_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Where tokens stand; HSTU's kernel counts T-RoPE's from the origin itself."""
+        if self.config.model.block == "hstu" and isinstance(rotary, TRoPE) and rotary.is_linear:
+            return rotary.uncentred_at(times_T, query_times_T, index_T)
+        return rotary.coordinates_at(times_T, query_times_T, index_T)
 
     def _check_len(self, length: int) -> None:
         most = self.config.model.max_len

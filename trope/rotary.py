@@ -250,31 +250,41 @@ class TRoPE(Rotary):
 
     def turns(self) -> Turns:
         """Frequencies are linear in the coefficients; where all of them are learned, kernels take them apart."""
-        if not (self.learnable and self.phase == "exact" and self.bank == "geometric"):
-            return super().turns()
-        if not (self.rotate_query and self.rotate_key) or self._constants().device.type == "mps":
+        if not self.is_linear:
             return super().turns()
         name = "alpha" if self.conditioning == "paper" else "delta"
         deltas = [self.get_parameter(f"{name}_{side}") for side in ("q", "q" if self.shared else "k")]
-        return Turns(*self._linear(), *deltas)
+        # Without conditioning the origin is 1970.
+        freqs_q, freqs_k, slopes_q, slopes_k, origin = self._linear()
+        return Turns(freqs_q, freqs_k, slopes_q, slopes_k, *deltas, origin)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether every frequency is a constant plus a constant times its own coefficient, in both directions."""
+        is_learned = self.learnable and self.bank == "geometric" and self.rotate_query and self.rotate_key
+        return is_learned and self.phase == "exact" and self.get_buffer("_bank_bits").device.type != "mps"
 
     def _linear(self) -> tuple[Tensor, ...]:
-        """Frequencies of query and key where the coefficients are 0, and what a unit of one adds; float64 [1, P]."""
-        starts = [b for b in (self._buffers.get("alpha0_q"), self._buffers.get("alpha0_k")) if b is not None]
-        bits = self.get_buffer("_bank_bits")
+        """Frequencies of query and key where the coefficients are 0, what a unit of one adds, float64 [1, P]; and the
+        origin, 1970 where there is no conditioning."""
         # They change when a checkpoint is loaded or the module moves; in between they are not worth a dozen launches.
-        key = [(x.data_ptr(), x._version, x.device) for x in (bits, *starts)]
+        key = [(x.data_ptr(), x._version, x.device) for x in self._buffers.values() if x is not None]
         if self._linear_cache is None or self._linear_cache[0] != key:
-            _, periods, gain = self._constants()
-            bases, slopes = [], []
-            for side, sign in (("q", 1.0), ("k", -1.0 if self.conjugate else 1.0)):
-                start = self._buffers.get(f"alpha0_{'q' if self.shared else side}")
-                base = torch.zeros_like(periods) if start is None else start.double() / periods
-                slope = 1 / periods if self.conditioning == "paper" else gain / periods
-                bases.append(sign * base[None])
-                slopes.append(sign * slope[None])
-            self._linear_cache = (key, (*bases, *slopes))
+            with torch.inference_mode(False), torch.no_grad():  # kept beyond whoever asks first
+                self._linear_cache = (key, self._form_linear())
         return self._linear_cache[1]
+
+    def _form_linear(self) -> tuple[Tensor, ...]:
+        _, periods, gain = self._constants()
+        bases, slopes = [], []
+        for side, sign in (("q", 1.0), ("k", -1.0 if self.conjugate else 1.0)):
+            start = self._buffers.get(f"alpha0_{'q' if self.shared else side}")
+            base = torch.zeros_like(periods) if start is None else start.double() / periods
+            slope = 1 / periods if self.conditioning == "paper" else gain / periods
+            bases.append(sign * base[None])
+            slopes.append(sign * slope[None])
+        origin = self._buffers.get("t0")
+        return (*bases, *slopes, torch.zeros_like(self.get_buffer("_bank_bits")[0, 0]) if origin is None else origin)
 
     def paper_phase(self) -> tuple[Tensor, Tensor, Tensor] | None:
         if self.phase == "exact":
@@ -294,13 +304,18 @@ class TRoPE(Rotary):
         return self.coordinates_at(times, looking_from, index)
 
     def coordinates_at(self, times: Tensor, query_times: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        queries, keys = self.uncentred_at(times, query_times, index)
+        if self.conditioning == "span":
+            origin = self.get_buffer("t0")
+            queries, keys = queries - origin, keys - origin
+        return queries, keys
+
+    def uncentred_at(self, times: Tensor, query_times: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Coordinates without the origin, for a kernel that subtracts it itself."""
         if self.position == "index":
             keys, queries = index, index + 1 if self.shifted else index
         else:
             keys, queries = times, query_times if self.shifted else times
-        if self.conditioning == "span":
-            origin = self.get_buffer("t0")
-            queries, keys = queries - origin, keys - origin
         return queries[None], keys[None]
 
     def check_call(

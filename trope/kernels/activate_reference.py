@@ -19,6 +19,7 @@ class Turns(NamedTuple):
 
     freqs_q, freqs_k: turns per unit of coordinate, float64 [C, P]. If given, slopes * deltas is added to them: slopes
     float64 constants [1, P], deltas the learned coefficients [P], whose gradient then needs no step in between.
+    origin: with slopes, an int64 scalar that coordinates are counted from.
     betas: as in trope.kernels.rotate_qk, the paper's FP32 phases.
     """
 
@@ -28,6 +29,7 @@ class Turns(NamedTuple):
     slopes_k: Tensor | None = None
     deltas_q: Tensor | None = None
     deltas_k: Tensor | None = None
+    origin: Tensor | None = None
     betas: Tensor | None = None
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
@@ -50,6 +52,8 @@ def activate(
     if turns is not None:
         assert coords_q_CT is not None and coords_k_CT is not None, "planes turn by coordinates"
         freqs_q_CP, freqs_k_CP = turns.frequencies()
+        if turns.origin is not None:
+            coords_q_CT, coords_k_CT = coords_q_CT - turns.origin, coords_k_CT - turns.origin
         q = rotate_by(q[None], coords_q_CT[:, None], freqs_q_CP, turns.betas, interleaved)[0]
         k = rotate_by(k[None], coords_k_CT[:, None], freqs_k_CP, turns.betas, interleaved)[0]
     return u.to(pre_TF.dtype), v.to(pre_TF.dtype), q.to(pre_TF.dtype), k.to(pre_TF.dtype)

@@ -48,7 +48,7 @@ def _silu_and_slope(b_x):
 
 
 @triton.jit
-def _angles(p_coords, p_freqs, p_slopes, p_deltas, p_betas, o_t, m_t, o_p, T,
+def _angles(p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, o_t, m_t, o_p, T,
             P: tl.constexpr, C: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr):  # fmt: skip
     """cos and sin [tokens, planes]; the frequency is freqs + slopes * deltas if LINEAR."""
     m_p = o_p < P
@@ -56,7 +56,7 @@ def _angles(p_coords, p_freqs, p_slopes, p_deltas, p_betas, o_t, m_t, o_p, T,
         b_f = tl.load(p_freqs + o_p, mask=m_p, other=0.0)
         b_delta = tl.load(p_deltas + o_p, mask=m_p, other=0.0).to(tl.float64)
         b_f += tl.load(p_slopes + o_p, mask=m_p, other=0.0) * b_delta
-        b_t = tl.load(p_coords + o_t, mask=m_t, other=0).to(tl.float64)
+        b_t = (tl.load(p_coords + o_t, mask=m_t, other=0) - tl.load(p_t0)).to(tl.float64)
         b_turns = b_t[:, None] * b_f[None, :]
         b_turns -= tl.floor(b_turns + 0.5)
         b_cos, b_sin = _cos_sin_turns(b_turns.to(tl.float32))
@@ -85,7 +85,7 @@ def _sum_coefficients_kernel(p_rows, p_slopes_q, p_slopes_k, p_sum, R, P, BLOCK_
 
 @triton.jit
 def _forward_part(
-    p_x, p_y, i_part, o_t, p_coords, p_freqs, p_slopes, p_deltas, p_betas, T,
+    p_x, p_y, i_part, o_t, p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, T,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
     PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
@@ -98,7 +98,7 @@ def _forward_part(
     b_next0, b_next1 = _load_pair(p_x, o_x, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
     if ROTATE:
         b_cos, b_sin = _angles(
-            p_coords, p_freqs, p_slopes, p_deltas, p_betas, o_t, m_t, o_p, T, P, C, PAPER_FP32, LINEAR
+            p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, o_t, m_t, o_p, T, P, C, PAPER_FP32, LINEAR
         )
     for i_g in tl.static_range((H + GROUP - 1) // GROUP):
         o_x, m_h = _offsets(o_row, D, i_g, H, GROUP)
@@ -118,7 +118,7 @@ def _forward_part(
 
 @triton.jit
 def _forward_kernel(
-    p_x, p_y, p_cq, p_ck, p_fq, p_fk, p_sq, p_sk, p_aq, p_ak, p_betas, T,
+    p_x, p_y, p_cq, p_ck, p_fq, p_fk, p_sq, p_sk, p_aq, p_ak, p_t0, p_betas, T,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
     PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
@@ -127,22 +127,23 @@ def _forward_kernel(
     o_t = tl.program_id(0) // 4 * BLOCK_T + tl.arange(0, BLOCK_T)
     if ROTATE:
         if i_part == 2:
-            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_betas, T, H, D, P, C, True,
+            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, H, D, P, C, True,
                           PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
         elif i_part == 3:
-            _forward_part(p_x, p_y, i_part, o_t, p_ck, p_fk, p_sk, p_ak, p_betas, T, H, D, P, C, True,
+            _forward_part(p_x, p_y, i_part, o_t, p_ck, p_fk, p_sk, p_ak, p_t0, p_betas, T, H, D, P, C, True,
                           PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
         else:
-            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_betas, T, H, D, P, C, False,
+            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, H, D, P, C, False,
                           PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
     else:
-        _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_betas, T, H, D, P, C, False,
+        _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, H, D, P, C, False,
                       PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
 
 
 @triton.jit
 def _backward_part(
-    p_x, p_g, p_dx, p_partial, i_part, i_block, p_coords, p_freqs, p_slopes, p_deltas, p_betas, T, TILES, s_gt, s_gh,
+    p_x, p_g, p_dx, p_partial, i_part, i_block, p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, T, TILES,
+    s_gt, s_gh,
     HAS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
     FREQ_GRAD: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
@@ -162,8 +163,8 @@ def _backward_part(
         b_next_x0, b_next_x1 = _load_pair(p_x, o_x, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
         b_next_g0, b_next_g1 = _load_pair(p_g, o_g, m_g[:, None, None] & m_h, o_p, P, INTERLEAVED)
         if ROTATE:
-            b_cos, b_sin = _angles(p_coords, p_freqs, p_slopes, p_deltas, p_betas, o_t, m_t, o_p, T, P, C, PAPER_FP32,
-                                   LINEAR)  # fmt: skip
+            b_cos, b_sin = _angles(p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, o_t, m_t, o_p, T, P, C,
+                                   PAPER_FP32, LINEAR)  # fmt: skip
             b_dphi = tl.zeros((BLOCK_T, GROUP, BLOCK_P), dtype=tl.float32)
         for i_g in tl.static_range((H + GROUP - 1) // GROUP):
             o_x, m_h = _offsets(o_row, D, i_g, H, GROUP)
@@ -190,7 +191,10 @@ def _backward_part(
                 tl.store(p_dx + o_x + o_d, (b_g * b_slope).to(p_dx.dtype.element_ty), mask=m & (o_d < D))
         if ROTATE and FREQ_GRAD:
             b_dphi64 = b_dphi.to(tl.float64)
-            b_df0 += b_dphi64 * tl.load(p_coords + o_t, mask=m_t, other=0).to(tl.float64)[:, None, None]
+            b_t = tl.load(p_coords + o_t, mask=m_t, other=0)
+            if LINEAR:
+                b_t -= tl.load(p_t0)
+            b_df0 += b_dphi64 * b_t.to(tl.float64)[:, None, None]
             if C == 2:
                 b_df1 += b_dphi64 * tl.load(p_coords + T + o_t, mask=m_t, other=0).to(tl.float64)[:, None, None]
     if ROTATE and FREQ_GRAD:
@@ -202,7 +206,8 @@ def _backward_part(
 
 @triton.jit
 def _backward_kernel(
-    p_x, p_gu, p_gv, p_gq, p_gk, p_dx, p_partial, p_cq, p_ck, p_fq, p_fk, p_sq, p_sk, p_aq, p_ak, p_betas, T, TILES,
+    p_x, p_gu, p_gv, p_gq, p_gk, p_dx, p_partial, p_cq, p_ck, p_fq, p_fk, p_sq, p_sk, p_aq, p_ak, p_t0, p_betas,
+    T, TILES,
     s_ut, s_uh, s_vt, s_vh, s_qt, s_qh, s_kt, s_kh,
     HAS_U: tl.constexpr, HAS_V: tl.constexpr, HAS_Q: tl.constexpr, HAS_K: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
@@ -211,22 +216,22 @@ def _backward_kernel(
 ):  # fmt: skip
     i_part, i_block = tl.program_id(0) % 4, tl.program_id(0) // 4
     if i_part == 0:
-        _backward_part(p_x, p_gu, p_dx, p_partial, 0, i_block, p_cq, p_fq, p_sq, p_aq, p_betas, T, TILES, s_ut, s_uh,
-                       HAS_U, H, D, P, C, False, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T, BLOCK_P,
-                       BLOCK_REST, GROUP)  # fmt: skip
+        _backward_part(p_x, p_gu, p_dx, p_partial, 0, i_block, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, TILES,
+                       s_ut, s_uh, HAS_U, H, D, P, C, False, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
+                       BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
     elif i_part == 1:
-        _backward_part(p_x, p_gv, p_dx, p_partial, 1, i_block, p_cq, p_fq, p_sq, p_aq, p_betas, T, TILES, s_vt, s_vh,
-                       HAS_V, H, D, P, C, False, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T, BLOCK_P,
-                       BLOCK_REST, GROUP)  # fmt: skip
+        _backward_part(p_x, p_gv, p_dx, p_partial, 1, i_block, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, TILES,
+                       s_vt, s_vh, HAS_V, H, D, P, C, False, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
+                       BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
     elif i_part == 2:
-        _backward_part(p_x, p_gq, p_dx, p_partial, 2, i_block, p_cq, p_fq, p_sq, p_aq, p_betas, T, TILES, s_qt, s_qh,
-                       HAS_Q, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T, BLOCK_P,
-                       BLOCK_REST, GROUP)  # fmt: skip
+        _backward_part(p_x, p_gq, p_dx, p_partial, 2, i_block, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, TILES,
+                       s_qt, s_qh, HAS_Q, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
+                       BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
     else:
         p_partial_k = p_partial + tl.num_programs(0) // 4 * C * P
-        _backward_part(p_x, p_gk, p_dx, p_partial_k, 3, i_block, p_ck, p_fk, p_sk, p_ak, p_betas, T, TILES, s_kt, s_kh,
-                       HAS_K, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T, BLOCK_P,
-                       BLOCK_REST, GROUP)  # fmt: skip
+        _backward_part(p_x, p_gk, p_dx, p_partial_k, 3, i_block, p_ck, p_fk, p_sk, p_ak, p_t0, p_betas, T, TILES,
+                       s_kt, s_kh, HAS_K, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
+                       BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
 
 
 def _strides(g_THD: Tensor) -> tuple[int, int]:
@@ -240,14 +245,14 @@ class _Activate(torch.autograd.Function):
     def forward(
         ctx: Any, pre_TF: Tensor, heads: int, coords_q: Tensor | None, coords_k: Tensor | None, freqs_q: Tensor | None,
         freqs_k: Tensor | None, slopes_q: Tensor | None, slopes_k: Tensor | None, deltas_q: Tensor | None,
-        deltas_k: Tensor | None, betas: Tensor | None, interleaved: bool,
+        deltas_k: Tensor | None, origin: Tensor | None, betas: Tensor | None, interleaved: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         T, D = len(pre_TF), pre_TF.shape[1] // (4 * heads)
         C, P = (1, D // 2) if freqs_q is None else freqs_q.shape
         shape = {"H": heads, "D": D, "P": P, "C": C, "ROTATE": freqs_q is not None, "PAPER_FP32": betas is not None}
         shape |= {"LINEAR": slopes_q is not None, "INTERLEAVED": interleaved, **_tile(max(1, P), D - 2 * P, heads)}
         out = torch.empty((T, 4, heads, D), dtype=pre_TF.dtype, device=pre_TF.device)
-        given = (coords_q, coords_k, freqs_q, freqs_k, slopes_q, slopes_k, deltas_q, deltas_k, betas)
+        given = (coords_q, coords_k, freqs_q, freqs_k, slopes_q, slopes_k, deltas_q, deltas_k, origin, betas)
         pointers = [pre_TF if x is None else x for x in given]
         if T:
             _forward_kernel[(4 * triton.cdiv(T, shape["BLOCK_T"]),)](pre_TF, out, *pointers, T, **shape)
@@ -275,7 +280,7 @@ class _Activate(torch.autograd.Function):
                 *(g is not None for g in dense), FREQ_GRAD=freq_grad,
                 **shape | {"num_warps": 4},  # twice the forward's: two warps would spill
             )  # fmt: skip
-        nothing: list[Tensor | None] = [None] * 11
+        nothing: list[Tensor | None] = [None] * 12
         if not freq_grad:
             return dpre, *nothing
         # The second stage of the reduction, in a fixed order.
@@ -301,9 +306,10 @@ def activate(
     """u, v, q, k: views of one tensor [T, 4, H, D]."""
     pre_TF = pre_TF.contiguous()
     if turns is None:
-        return _Activate.apply(pre_TF, heads, *[None] * 9, interleaved)
+        return _Activate.apply(pre_TF, heads, *[None] * 10, interleaved)
     assert coords_q_CT is not None and coords_k_CT is not None
     assert coords_q_CT.shape == coords_k_CT.shape == (len(turns.freqs_q), len(pre_TF))
     assert turns.freqs_q.shape == turns.freqs_k.shape
+    assert (turns.origin is None) == (turns.slopes_q is None), "linear frequencies turn from an origin, others do not"
     tensors = (coords_q_CT, coords_k_CT, *turns)
     return _Activate.apply(pre_TF, heads, *(None if x is None else x.contiguous() for x in tensors), interleaved)

@@ -212,7 +212,7 @@ def from_inputs(
             *inputs, strips, *bias.pointers(q), spans.starts_B, spans.lengths_B,
             *(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs),
             *sheet_strides(spans, bias), *shared_arguments(spans, n, bias), first, tiles, q.shape[1],
-            **bias.constants(), **tile(q, spans, most=64),
+            **bias.constants(), **tile(q, spans),
         )  # fmt: skip
 
     _sum_strips(fill, q, spans, n, bias, d_position, d_time)
@@ -225,7 +225,7 @@ def _sum_strips(
     """Slice by slice: have strips filled, then sum them both ways."""
     B, S = len(spans.lengths_B), row_stride(spans.max_len)
     L, centre, last, scale = shared_arguments(spans, n, bias)
-    block = min(64, tile(like, spans)["BLOCK"])
+    block = tile(like, spans)["BLOCK"]
     tiles = triton.cdiv(L, block)
     units = max(1, min(B * tiles, STRIP_BYTES // (4 * block * S)))
     slices = range(0, B * tiles, units)
@@ -248,7 +248,7 @@ def _sum_strips(
             _, _, times, query_times, buckets, _ = bias.pointers(like)
             _by_bucket_kernel[(here,)](
                 strips, by_bucket, times, query_times, buckets, spans.starts_B, spans.lengths_B, S, L, last, first,
-                tiles, CACHED=bias.constants()["CACHED"], BLOCK=block, BLOCK_K=block_k, num_warps=4,
+                tiles, CACHED=bias.constants()["CACHED"], BLOCK=block, BLOCK_K=block_k, num_warps=8,
             )  # fmt: skip
     if d_position is not None:
         _distance_sum_kernel[(L,)](by_distance, d_position, len(by_distance), L, centre, scale, S, BLOCK_R=256)

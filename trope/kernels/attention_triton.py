@@ -27,8 +27,6 @@ from trope.kernels.attention_reference import BUCKET_WIDTH
 from trope.kernels.spans import Spans
 
 BLOCK = 64  # queries and keys of a tile, fewer for short sequences
-WIDE_TILE = 128  # for long sequences of narrow heads
-FAST_SIGMOID = 2
 _PER_BUCKET = tl.constexpr(1 / BUCKET_WIDTH)
 HIDDEN = tl.constexpr(-16384.0)  # SiLU and its derivative are 0 there, in every precision
 
@@ -58,46 +56,28 @@ class Bias(NamedTuple):
         }
 
 
-def tile(q: Tensor, spans: Spans, wide_stages: int = 2, most: int = 128) -> dict[str, Any]:
+def tile(q: Tensor, spans: Spans, wide_stages: int = 2) -> dict[str, Any]:
     """Block sizes and how exactly to compute, for all attention kernels; measured on an H200.
 
-    wide_stages: of the pipeline for wide heads, whose tiles fill the shared memory. most: of the tile.
+    Larger tiles and more warps were slower: the shared memory then holds one program where it holds three.
+    wide_stages: of the pipeline for wide heads, whose tiles fill the shared memory.
     """
     D = q.shape[2]
-    # In the interpreter there is no inline assembly, and in float32 no reason to approximate.
-    fast = q.dtype != torch.float32 and os.environ.get("TRITON_INTERPRET") != "1"
-    block = min(most, _block(spans.max_len))
-    if D <= 64 and q.dtype != torch.float32 and spans.max_len > WIDE_TILE and most >= WIDE_TILE:
-        block = WIDE_TILE
     return {
-        "BLOCK": block,
+        "BLOCK": _block(spans.max_len),
         "BLOCK_D": max(16, triton.next_power_of_2(D)),
         "D": D,
-        "FAST": FAST_SIGMOID if fast else 0,
-        "num_warps": 8 if block == 128 else 4,
+        # In the interpreter there is no inline assembly, and in float32 no reason to approximate.
+        "FAST": q.dtype != torch.float32 and os.environ.get("TRITON_INTERPRET") != "1",
+        "num_warps": 4,
         "num_stages": 3 if D <= 64 else wide_stages,
     }
 
 
 @triton.jit
 def sigmoid(b_s, FAST: tl.constexpr):
-    """Logistic function: exact if FAST is 0, by the hardware's tanh if 1, by its tanh of two float16 at once if 2."""
-    if FAST == 2:
-        b_h = b_s * 0.5
-        b_t = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 h;
-            .reg .b16 lo, hi;
-            cvt.rn.f16x2.f32 h, $3, $2;
-            tanh.approx.f16x2 h, h;
-            mov.b32 {lo, hi}, h;
-            cvt.f32.f16 $0, lo;
-            cvt.f32.f16 $1, hi;
-            }""",
-            "=f,=f,f,f", [b_h], dtype=tl.float32, is_pure=True, pack=2,
-        )  # fmt: skip
-        b_sigmoid = 0.5 * b_t + 0.5
-    elif FAST == 1:
+    """Logistic function; by the hardware's tanh if FAST."""
+    if FAST:
         b_t = tl.inline_asm_elementwise(
             "tanh.approx.f32 $0, $1;", "=f,f", [b_s * 0.5], dtype=tl.float32, is_pure=True, pack=1
         )
@@ -273,14 +253,13 @@ def _bucket_kernel(p_times, p_query_times, p_buckets, p_starts, p_lengths, s_row
 def _sheet_kernel(
     p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
     s_row, s_sheet, L, centre, last,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i_m, i_n, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, length = tl.load(p_starts + i_b).to(tl.int64), L
     if HAS_TIME:  # else one sheet serves all sequences
         length = tl.load(p_lengths + i_b).to(tl.int32)
-    # Attention may read tiles of several of these.
-    if (i_n // WIDE > i_m // WIDE) | (i_m // WIDE * WIDE * BLOCK >= length):
+    if (i_n > i_m) | (i_m * BLOCK >= length):
         return
     o_m, o_n = i_m * BLOCK + tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
     m_m = o_m < length
@@ -292,9 +271,8 @@ def _sheet_kernel(
 
 
 def row_stride(L: int) -> int:
-    """Of buckets and sheets: rows begin at 16 bytes, and a tile of either size never reaches beyond a row."""
-    unit = WIDE_TILE if L > WIDE_TILE else _block(L)
-    return triton.cdiv(L, unit) * unit
+    """Of buckets and sheets: rows begin at 16 bytes, and a tile never reaches beyond a row."""
+    return triton.cdiv(L, _block(L)) * _block(L)
 
 
 def cache_buckets(times_T: Tensor, query_times_T: Tensor, spans: Spans, last: int) -> Tensor:
@@ -324,7 +302,7 @@ def with_sheet(bias: Bias, spans: Spans, like: Tensor, most_bytes: int) -> Bias:
     pointers = bias._replace(sheet=sheet).pointers(like)
     _sheet_kernel[(tiles, tiles, B)](
         *pointers, spans.starts_B, spans.lengths_B, row_stride(L), sheet.stride(0), L_, centre, last,
-        BLOCK=_block(L), WIDE=max(1, WIDE_TILE // _block(L)) if L > WIDE_TILE else 1, **constants,
+        BLOCK=_block(L), **constants,
     )  # fmt: skip
     return bias._replace(sheet=sheet)
 
