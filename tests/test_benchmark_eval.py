@@ -22,7 +22,7 @@ def test_a_quick_run_prints_and_writes_every_version(tmp_path: Path, capsys: pyt
         assert row.encode_s > 0 and row.rank_s > 0
         assert row.total_s == pytest.approx(row.encode_s + row.rank_s, abs=1e-3)
         assert row.users_per_s == pytest.approx(TINY.U / row.total_s, rel=0.1)
-    assert [row.measured_users for row in rows] == [TINY.U, TINY.U, TINY.sample]
+    assert [row.measured_users for row in rows] == [TINY.sample, TINY.U, TINY.sample]
     said = capsys.readouterr().out
     assert "scaled up" in said and "3 x 2 x U 40 x V 300 x E 16" in said
     with (tmp_path / "eval.csv").open() as file:

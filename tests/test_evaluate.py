@@ -239,7 +239,7 @@ def test_histories_are_encoded_under_autocast_only_if_asked(data: Sequences, bac
     coarse = evaluate(model, here, "test", EvalConfig(), MAX_LEN, precision="bf16", backend=backend)
     assert set(modes) == {torch.bfloat16}
     np.testing.assert_array_equal(coarse.ranks, exact.ranks)  # there is nothing to round in a toy
-    with pytest.raises(ValueError, match="precision must be 'fp32' or 'bf16', got 'fp8'"):
+    with pytest.raises(ValueError, match="precision must be 'auto', 'fp32' or 'bf16', got 'fp8'"):
         evaluate(model, here, "test", EvalConfig(), MAX_LEN, precision="fp8")  # type: ignore[arg-type]
 
 

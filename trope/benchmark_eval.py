@@ -252,7 +252,7 @@ def evaluation_benchmark(shape: str = "pixel1m", csv: Path | None = None, quick:
     elif wrong := complaint(model, sample, size.L):
         console.print(f"[red]{size.name} kernel: no number, {wrong}")
     else:
-        rows.append(measure(size, model, data, "kernel", "fp32", "triton", rate))
+        rows.append(measure(size, model, sample, "kernel", "fp32", "triton", rate))
         rows.append(measure(size, model, data, "kernel", "bf16", "triton", rate))
     rows.append(measure(size, model, sample, "plain", "fp32", "torch", rate))
     console.print(table(rows))

@@ -118,11 +118,13 @@ class EvalConfig:
     """How rankings are judged.
 
     filter_seen: leave out of the ranking none, the items of the window, or of the whole history.
-    batch: users scored at a time.
+    batch: users scored at a time, where the fused ranking (on a GPU) does not choose for itself.
+    precision: in which histories are encoded; auto is bf16 on CUDA, as in training, and fp32 on CPU. Scores are fp32.
     """
 
     filter_seen: Literal["none", "window", "history"] = "none"
     batch: int = 512
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
 
 
 @dataclass(frozen=True)

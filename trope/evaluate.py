@@ -32,7 +32,7 @@ from trope.ranking_dot import Encode, Plan, no_users, rank_by_dot
 
 Scorer = Callable[[EvalBatch], TileScores]
 """What is evaluated: takes a batch of users, gives a function that scores a range of items for them."""
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16"]
 
 
 class Model(Protocol):
@@ -83,13 +83,14 @@ def evaluate(
     config: EvalConfig,
     max_len: int,
     progress: bool = False,
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     backend: Backend = "auto",
 ) -> EvalResult:
     """Rank the catalogue for every user of a split by a model.
 
     data: on the model's device. split: valid or test. max_len: length of the histories. progress: show a bar.
-    precision: bf16 to encode histories under autocast, fp32 to leave the model as it is; scores are float32 always.
+    precision: instead of `config.precision`: bf16 to encode histories under autocast, fp32 to leave the model as it is;
+        scores are float32 always.
     backend: triton (auto on a GPU) ranks by the kernel and chooses its own batches; torch by tiles of scores, with
         batches of `config.batch` users. They differ in how a score is rounded, by about the last bit of float32.
     """
@@ -98,7 +99,7 @@ def evaluate(
     try:
         with torch.inference_mode():
             item_VE = _item_vectors(model, data)
-            encode = _encoder(model, item_VE.device, precision)
+            encode = _encoder(model, item_VE.device, precision or config.precision)
             if resolve_backend(backend, item_VE) == "torch":
                 return rank_users(_by_vectors(encode, item_VE), data, split, config, max_len, progress)
             plan = Plan(data, split, config.filter_seen, max_len)
@@ -155,10 +156,10 @@ def _item_vectors(model: Model, data: Sequences) -> Tensor:
 
 def _encoder(model: Model, device: torch.device, precision: Precision) -> Encode:
     """The model's `encode_last`, under bf16 autocast if asked for."""
-    if precision == "fp32":
+    if precision == "fp32" or (precision == "auto" and device.type == "cpu"):
         return model.encode_last
-    if precision != "bf16":
-        raise ValueError(f"precision must be 'fp32' or 'bf16', got {precision!r}")
+    if precision not in ("auto", "bf16"):
+        raise ValueError(f"precision must be 'auto', 'fp32' or 'bf16', got {precision!r}")
 
     def encode(items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor, t_now_B: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):

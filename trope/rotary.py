@@ -253,10 +253,9 @@ class TRoPE(Rotary):
         if not self.is_linear:
             return super().turns()
         name = "alpha" if self.conditioning == "paper" else "delta"
-        deltas = [self.get_parameter(f"{name}_{side}") for side in ("q", "q" if self.shared else "k")]
-        # Without conditioning the origin is 1970.
+        deltas_q, deltas_k = (self.get_parameter(f"{name}_{side}") for side in ("q", "q" if self.shared else "k"))
         freqs_q, freqs_k, slopes_q, slopes_k, origin = self._linear()
-        return Turns(freqs_q, freqs_k, slopes_q, slopes_k, *deltas, origin)
+        return Turns(freqs_q, freqs_k, slopes_q, slopes_k, deltas_q, deltas_k, origin)
 
     @property
     def is_linear(self) -> bool:
