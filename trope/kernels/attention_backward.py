@@ -47,7 +47,7 @@ def _query_kernel(
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     i_m = tl.num_programs(0) - 1 - tl.program_id(0)
-    i_h, i_b = tl.program_id(1), tl.program_id(2)
+    i_h, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2)
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
     if i_m * BLOCK >= length:
         return
@@ -82,7 +82,7 @@ def _key_kernel(
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    i_n, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    i_n, i_h, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
     if i_n * BLOCK >= length:
         return
@@ -111,14 +111,15 @@ def _key_kernel(
 def backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias, most_bytes: int
 ) -> tuple[Tensor | None, ...]:
-    """dq, dk and dv, views into one [T, 3, H, D], zero outside of all sequences; d position and d time, or None.
+    """dq, dk and dv, zero outside of all sequences; d position and d time, or None.
 
     most_bytes: for the gradient of the scores, if it is to be kept between kernels.
     """
     T, H, D = q.shape
     B, S = len(spans.lengths_B), row_stride(spans.max_len)
-    joint = (torch.empty if spans.is_complete else torch.zeros)((T, 3, H, D), dtype=q.dtype, device=q.device)
-    dq, dk, dv = joint.unbind(1)
+    # By head, as activate gives q, k and v: a tile is one piece of memory, however narrow a head is.
+    joint = (torch.empty if spans.is_complete else torch.zeros)((3, H, T, D), dtype=q.dtype, device=q.device)
+    dq, dk, dv = joint.transpose(1, 2).unbind()
     d_position, d_time = (None if w is None else torch.zeros_like(w) for w in (bias.position, bias.time))
     if not (T and B):
         return dq, dk, dv, d_position, d_time

@@ -176,7 +176,7 @@ def score_tile(
                            L, centre, last, HAS_POSITION, HAS_TIME, CACHED)  # fmt: skip
     if SHEET and FAST:
         if TRANSPOSED:
-            b_s = tl.dot(b_k, tl.trans(b_q), tl.dot(b_unit, tl.trans(b_bias)))
+            b_s = tl.dot(b_k, tl.trans(b_q), tl.dot(tl.trans(b_bias), b_unit))
         else:
             b_s = tl.dot(b_q, tl.trans(b_k), tl.dot(b_bias, b_unit))
     elif TRANSPOSED:
@@ -211,7 +211,7 @@ def _forward_kernel(
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     i_m = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest walks first
-    i_h, i_b = tl.program_id(1), tl.program_id(2)
+    i_h, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2)
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
     if i_m * BLOCK >= length:
         return
