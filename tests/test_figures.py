@@ -1,0 +1,290 @@
+"""Figures of a run: the numbers behind them against formulas, every file drawn, and runs that have nothing to draw."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from training import one_thread, tiny, tiny_data  # noqa: F401
+from typer.testing import CliRunner
+
+from trope import figure_frequencies, figure_geometry, figure_layers, figure_moment, figure_movement, figure_stages
+from trope.cli import app
+from trope.data.sequences import Sequences
+from trope.data.units import DAY, MONTH, YEAR
+from trope.figure_attention import attention_maps, hstu_weights, unpadded
+from trope.figure_numbers import (
+    block_sequence,
+    block_share,
+    causal_correlation,
+    coefficients,
+    geometry,
+    movement,
+    nearest_plane,
+    periods,
+    resonance,
+    rms,
+    started_at,
+)  # fmt: skip
+from trope.figure_run import RunView, burstiness, example, histories, open_run, test_users
+from trope.figure_style import content, duration
+from trope.figures import write_figures
+from trope.kernels.attention_reference import attention, time_buckets
+from trope.kernels.norm import norm
+from trope.kernels.project import project
+from trope.kernels.spans import Spans
+from trope.layers import HSTUBlock
+from trope.model import SequentialRecommender
+from trope.rotary import IndexRoPE, TRoPE, query_times
+from trope.run_folder import open_run as make_run
+from trope.train import train
+
+test_users.__test__ = False  # type: ignore[attr-defined]
+NAMES = ("fig1-geometry", "fig2-layers", "fig3-frequencies", "fig4-moment", "fig5-stages", "fig6-movement")
+TIMES = torch.tensor([1_600_000_000, 1_600_050_000, 1_603_000_000])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    return tiny_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def run(data: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run of two blocks."""
+    path = tmp_path_factory.mktemp("runs") / "tiny"
+    train(data, tiny("model.blocks=2", "train.epochs=2"), path, "cpu", progress=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def drawn(run: Path) -> Path:
+    """Everything of that run, drawn once by the command."""
+    out = run.parent / "figures"
+    result = CliRunner().invoke(app, ["figures", str(run), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def untrained(data: Sequences, path: Path, model: str, *settings: str) -> Path:
+    """A run folder with a model as it was drawn."""
+    config = tiny(*settings, model=model)
+    make_run(path, data, config, resume=False)
+    torch.manual_seed(0)
+    SequentialRecommender(config, data.num_items, data.time_span).save_pretrained(path / "best")
+    return path
+
+
+def test_every_figure_is_written_in_both_formats(drawn: Path) -> None:
+    for name in (*NAMES, "learning-curve"):
+        png = (drawn / f"{name}.png").read_bytes()
+        assert png.startswith(b"\x89PNG") and len(png) > 10_000
+        width = int.from_bytes(png[16:20], "big")
+        assert width == 2000, "10 inches at 200 dpi"
+        assert (drawn / f"{name}.svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
+    assert not list(drawn.glob(".*")), "no partial files"
+
+
+def test_the_report_holds_results_and_figures_and_asks_for_nothing(drawn: Path, run: Path) -> None:
+    page = (drawn / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/svg+xml;base64,") == len(NAMES) + 1
+    assert "Results, percent" in page and "HR@10" in page and "hstu" in page.lower() and "width" in page
+    for outside in ("http://", "https://", "<script", "<link"):
+        assert outside not in page
+
+
+def test_the_same_run_gives_the_same_bytes(run: Path, drawn: Path, tmp_path: Path) -> None:
+    list(write_figures(run, tmp_path))
+    for path in sorted(drawn.iterdir()):
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize("model", ["hstu-time", "hstu-torope", "tisasrec"])
+def test_a_model_without_t_rope_says_so(model: str, data: Sequences, tmp_path: Path) -> None:
+    settings = ("model.heads=2", "model.head_dim=4")
+    view = open_run(untrained(data, tmp_path / "run", model, *settings))
+    assert view.ropes == []
+    for module in (figure_layers, figure_frequencies, figure_movement):
+        assert "not available" in module.draw(view).title
+    assert [scores is None for scores in figure_stages.stages(view).values()] == [False, False, False, True]
+    for module in (figure_geometry, figure_moment, figure_stages):
+        assert len(content(module.draw(view).figure, "png")) > 10_000
+
+
+def test_an_unfinished_run_has_a_report(data: Sequences, tmp_path: Path) -> None:
+    run = untrained(data, tmp_path / "run", "hstu-time")
+    list(write_figures(run, tmp_path / "out", ["svg"]))
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "has not ended" in page and not list((tmp_path / "out").glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("rotary.conditioning=paper",), ("rotary.rotate_key=false",), ("rotary.rotate_query=false",),
+        ("rotary.bank=calendar",), ("rotary.share_alpha=true", "rotary.learnable=false"), ("rotary.shifted=false",),
+    ],
+)  # fmt: skip
+def test_every_variant_of_the_encoding_is_drawn(settings: tuple[str, ...], data: Sequences, tmp_path: Path) -> None:
+    view = open_run(untrained(data, tmp_path / "run", "hstu-trope", *settings))
+    for module in (figure_layers, figure_frequencies, figure_moment, figure_stages, figure_movement, figure_geometry):
+        assert module.draw(view).title
+
+
+def test_t_rope_in_a_softmax_model_has_attention_that_sums_to_one(data: Sequences, tmp_path: Path) -> None:
+    view = open_run(untrained(data, tmp_path / "run", "sasrec-trope", "model.blocks=2"))
+    maps = attention_maps(view.model, unpadded(example(view)))
+    assert len(maps) == 2
+    for one in maps:
+        torch.testing.assert_close(one.sum(-1), torch.ones(len(one)))
+    assert figure_layers.draw(view).title
+
+
+def test_without_matplotlib_the_command_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ValueError, match=r"pip install 'trope\[figures\]'"):
+        list(write_figures(run, run.parent / "none"))
+    assert not (run.parent / "none").exists()
+
+
+def test_bad_requests_are_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="png, svg, got pdf"):
+        list(write_figures(run, tmp_path / "out", ["pdf"]))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError, match="not a folder"):
+        list(write_figures(run, tmp_path / "file"))
+    with pytest.raises(FileNotFoundError, match="has no data"):
+        list(write_figures(tmp_path / "nothing", tmp_path / "out"))
+
+
+def test_attention_maps_are_what_the_model_computes(run: Path) -> None:
+    """The map times v is the reference's output, and the map of a later query knows no later key."""
+    view = open_run(run)
+    batch = unpadded(example(view))
+    seen: list[tuple[HSTUBlock, Any]] = []
+    for block in view.model.blocks:
+        block.register_forward_pre_hook(lambda module, inputs: seen.append((module, inputs)))
+    maps = attention_maps(view.model, batch)
+    looking_from = query_times(batch.times, t_now=batch.t_now)
+    assert len(maps) == len(seen) == 2
+    for (block, (x, delta, context)), one in zip(seen, maps, strict=True):
+        with torch.no_grad():
+            weights, _ = hstu_weights(block, x, delta, context, times=batch.times, looking_from=looking_from)
+            _, normed = norm(x, delta, out_dtype=context.dtype)
+            _, v, q, k = block._activate(project(normed, block.uvqk), context)
+            buckets = time_buckets(looking_from, batch.times, len(block.bias.time) - 1)
+            spans = Spans.padded(batch.lengths, len(q))
+            expected = attention(q, k, v, spans, block.max_len, block.bias.position, block.bias.time, buckets)
+        torch.testing.assert_close(torch.einsum("hmn,nhd->mhd", weights, v), expected)
+        torch.testing.assert_close(one, weights.mean(0))
+        assert not one.triu(1).any()
+
+
+def test_geometry_is_the_mean_cosine_of_the_phase_sum() -> None:
+    """Eq. attention for q = k of unit planes: (alpha_q t_query + alpha_k t_key) / beta, about the origin."""
+    rope = TRoPE(8, time_span=(1_500_000_000, 1_700_000_000))
+    looking_from = query_times(TIMES[None], t_now=TIMES[-1:] + DAY)[0]
+    found = geometry(rope, TIMES, looking_from)
+    a_q, a_k, beta = coefficients(rope, "q"), coefficients(rope, "k"), rope.betas.numpy()
+    for m in range(3):
+        for n in range(3):
+            t_q, t_k = (float(t) - 1_600_000_000 for t in (looking_from[m], TIMES[n]))
+            assert found[m, n] == pytest.approx(np.cos((a_q * t_q + a_k * t_k) / beta).mean(), abs=1e-6)
+
+
+def test_stages_without_coefficients_are_their_formulas(run: Path) -> None:
+    view = open_run(run)
+    index, plain, shifted, ours = (scores for scores in figure_stages.stages(view).values())
+    times, looking_from = block_sequence(view.data.time_span[1])
+    beta = TRoPE(4).betas.numpy()
+    gap = float(times[20] - times[3])
+    assert plain is not None and plain[20, 3] == pytest.approx(np.cos(gap / beta).mean(), abs=1e-6)
+    gap = float(looking_from[20] - times[3])
+    assert shifted is not None and shifted[20, 3] == pytest.approx(np.cos(gap / beta).mean(), abs=1e-6)
+    assert index is not None and index[20, 3] == pytest.approx(np.cos(17 * np.array([1.0, 1e-2])).mean())
+    assert ours is not None and ours.shape == (32, 32)
+
+
+def test_the_block_sequence_is_the_papers() -> None:
+    times, looking_from = block_sequence(1_600_000_000)
+    gaps = times.diff().tolist()
+    assert gaps == [DAY] * 7 + [7 * DAY] * 8 + [round(MONTH)] * 8 + [round(YEAR)] * 8
+    assert int(times[-1]) == 1_600_000_000
+    assert looking_from.tolist() == [*times[1:].tolist(), 1_600_000_000 + round(YEAR)]
+
+
+def test_block_share_is_none_by_position_and_all_by_blocks() -> None:
+    times, looking_from = block_sequence(1_600_000_000)
+    by_index, chance = block_share(geometry(IndexRoPE(16), times, looking_from))
+    assert by_index == 0.0 and 0 < chance < 0.05
+    noise = np.random.default_rng(0).normal(size=(32, 32))
+    assert block_share(noise)[0] < 3 * chance
+    blocks = np.arange(32) // 8
+    assert block_share(10.0 * (blocks[:, None] == 3) + 0.0 * noise)[0] > 0.5
+
+
+def test_periods_and_the_nearest_plane() -> None:
+    rope = TRoPE(8, alpha_init="ones")
+    np.testing.assert_allclose(periods(rope, "q"), 2 * math.pi * np.array([1e2, 1e4, 1e6, 1e8]))
+    layer, plane, period = nearest_plane([TRoPE(8, rotate_query=False), rope], 5e6)
+    assert (layer, plane) == (1, 2) and period == pytest.approx(2 * math.pi * 1e6)
+    np.testing.assert_allclose(resonance(np.array([0.0, 3.5, 7.0]), 7.0), [1, -1, 1])
+
+
+def test_movement_is_the_phase_gained_over_the_span() -> None:
+    first, last = 1_500_000_000, 1_600_000_000
+    rope = TRoPE(8, time_span=(first, last))
+    with torch.no_grad():
+        rope.get_parameter("delta_q").copy_(torch.tensor([0.0, 0.5, -1.0, 2.0]))
+    moved, start = movement(rope, "q"), started_at(rope, "q")
+    assert moved is not None and start is not None
+    gained = (coefficients(rope, "q") - start) * (last - first) / rope.betas.numpy()
+    np.testing.assert_allclose(moved, gained, atol=1e-6)
+    assert figure_movement.summary(moved) == (pytest.approx(6.0), 3)
+    assert movement(TRoPE(8, conditioning="paper"), "q") is None
+
+
+def test_small_numbers() -> None:
+    assert rms(np.array([3.0, -4.0])) == pytest.approx(math.sqrt(12.5))
+    assert figure_layers.select([1.0, 0.2]) == [0, 1]
+    assert figure_layers.select([1.0, 0.2, 3.0, 0.5, 2.0]) == [0, 1, 2]
+    assert figure_geometry.longest_share(np.array([0.0, 1.0, 4.0])) == 0.75
+    assert burstiness(torch.tensor([0, 10, 20])) == 0.0
+    assert burstiness(torch.tensor([5])) == 0.0
+    one = np.arange(9.0).reshape(3, 3)
+    assert causal_correlation(one, -one) == pytest.approx(-1)
+    assert causal_correlation(one, np.ones((3, 3))) == 0.0
+    rope = TRoPE(8, alpha_init="ones")
+    assert figure_frequencies.same_sign([rope, TRoPE(8, rotate_key=False)]) == (4, 4)
+    told = {
+        45: "45 s",
+        3600: "1 h",
+        5400: "1.5 h",
+        90 * DAY: "90 d",
+        200 * DAY: "6.6 mo",
+        YEAR: "1 y",
+        1e12: "over 1000 y",
+    }
+    assert {seconds: duration(seconds) for seconds in told} == told
+
+
+def test_top_items_at_the_same_moment_are_the_same(run: Path) -> None:
+    view: RunView = open_run(run)
+    users = test_users(view, 5)
+    kept = figure_moment.overlaps(view, users, torch.tensor([0, 0, 400 * DAY]))
+    assert kept.shape == (5, 3)
+    assert (kept[:, :2] == 10).all() and (kept[:, 2] <= 10).all()
+    batch = histories(view, users)
+    assert batch.users.tolist() == users.tolist() and figure_moment.horizon(view) <= YEAR

@@ -1,0 +1,59 @@
+"""The learning curve of a run, from its log: training loss and validation, epoch by epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trope.figure_style import GREY, RESULT, Drawn, finish, page, unavailable
+from trope.run_log import NAME as LOG
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAME, SUBJECT, METRIC = "learning-curve", "Learning curve", "HR@10"
+
+
+def read_epochs(run: Path) -> list[dict[str, Any]]:
+    """The log's lines that end an epoch; [] without a log. A line cut short by a kill is none."""
+    rows = []
+    path = run / LOG
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            if "epoch_loss" in row:
+                rows.append(row)
+    return rows
+
+
+def draw(run: Path) -> Drawn:
+    """Loss on the left, validation on the right with the best epoch marked."""
+    rows = read_epochs(run)
+    if not rows:
+        return unavailable(NAME, SUBJECT, "The log has no finished epoch.")
+    figure = page(3.2)
+    loss, quality = figure.subplots(1, 2)
+    _line(loss, [(row["epoch"], row["epoch_loss"]) for row in rows], GREY, "training loss (nats)")
+    measured = [(row["epoch"], 100 * row[METRIC]) for row in rows if METRIC in row]
+    _line(quality, measured, RESULT, f"validation {METRIC} (%)")
+    title = f"{len(rows)} epochs in {rows[-1].get('seconds', 0) / 60:.1f} minutes"
+    if measured:
+        epoch, best = max(measured, key=lambda pair: (pair[1], -pair[0]))
+        quality.plot(epoch, best, "o", color=RESULT, ms=9)
+        quality.annotate(
+            f"best {best:.2f} %", (epoch, best), (0, -16), textcoords="offset points", ha="right", color=RESULT
+        )
+        quality.margins(y=0.2)
+        title = f"Validation {METRIC} is best after epoch {epoch} of {rows[-1]['epoch']}: {best:.2f} %"
+    return finish(NAME, figure, title, "Loss: mean over the epoch's steps, dropout on. Validation: full catalogue.")
+
+
+def _line(axes: Axes, points: list[tuple[int, float]], colour: str, label: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.plot(*zip(*points, strict=True) if points else ([], []), color=colour, lw=2, marker=".")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
