@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from trope import __version__, compare_command, evaluate_command, figures_command, train_command
+from trope import __version__, ablate_command, compare_command, evaluate_command, figures_command, train_command
 from trope.data import commands as data_commands
 from trope.data import prepare_command
 from trope.serve import recommend_command
@@ -30,6 +30,7 @@ app.command()(data_commands.inspect)
 app.command()(train_command.train)
 app.command()(evaluate_command.evaluate)
 app.command()(compare_command.compare)
+app.command()(ablate_command.ablate)
 app.command()(figures_command.figures)
 app.command()(recommend_command.recommend)
 

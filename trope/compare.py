@@ -3,7 +3,7 @@
 Every run is compared with the first. All runs and metrics share the same draws of users, so what one user is like
 cancels out, and only how differently the runs treat that user is left.
 
-Shapes: U users, M metrics.
+Shapes: U users, S systems, M metrics, R resamples.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trope import rank_file
-from trope.metrics import Floats, Interval, bootstrap, per_user
+from trope.metrics import Floats, Interval, interval, per_user, resampled_means
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,20 @@ class Comparison:
     """Several systems on the same users.
 
     metrics: names of the M metrics. users: how many. systems: in the order given.
+    means: [S, M]. draws: [R, S, M], the means over the same resamples of users.
     """
 
     metrics: list[str]
     users: int
     systems: list[Compared]
+    means: Floats
+    draws: Floats
+
+    def apart(self, system: int, others: NDArray[np.int64]) -> Interval:
+        """How far a system is from another one, which may differ by metric: others [M] are numbers of systems."""
+        column = np.arange(len(self.metrics))
+        mean = self.means[system] - self.means[others, column]
+        return interval(mean, self.draws[:, system] - self.draws[:, others, column])
 
 
 def compare_runs(runs: Sequence[Path], split: str = "test", resamples: int = 10_000, seed: int = 0) -> Comparison:
@@ -61,18 +71,16 @@ def compare_values(values: dict[str, dict[str, Floats]], resamples: int = 10_000
     """Compare systems by per-user metrics, `values[system][metric]` of [U]; the first system is the reference."""
     names = list(values)
     metrics = list(values[names[0]])
-    each = [np.stack([values[name][metric] for metric in metrics], axis=1) for name in names]
-    # All systems and differences side by side in one bootstrap: drawing users is what takes the time.
-    apart = [ours - each[0] for ours in each[1:]]
-    intervals = _split(bootstrap(np.hstack([*each, *apart]), resamples, seed), len(each) + len(apart))
-    differences = [None, *intervals[len(each) :]]
-    systems = [Compared(*row) for row in zip(names, intervals[: len(each)], differences, strict=True)]
-    return Comparison(metrics, len(each[0]), systems)
-
-
-def _split(interval: Interval, parts: int) -> list[Interval]:
-    columns = (np.split(values, parts) for values in interval)
-    return [Interval(*part) for part in zip(*columns, strict=True)]
+    each_USM = np.stack([np.stack([values[name][metric] for metric in metrics], 1) for name in names], axis=1)
+    users, shape = len(each_USM), each_USM.shape[1:]
+    # Drawing users is what takes the time: one set of draws serves every system and every difference.
+    draws_RSM = resampled_means(each_USM.reshape(users, -1), resamples, seed).reshape(-1, *shape)
+    means_SM = each_USM.mean(axis=0)
+    systems = []
+    for row, name in enumerate(names):
+        difference = interval(means_SM[row] - means_SM[0], draws_RSM[:, row] - draws_RSM[:, 0]) if row else None
+        systems.append(Compared(name, interval(means_SM[row], draws_RSM[:, row]), difference))
+    return Comparison(metrics, users, systems, means_SM, draws_RSM)
 
 
 def _names(runs: Sequence[Path]) -> list[str]:

@@ -13,6 +13,8 @@ import typer
 if TYPE_CHECKING:
     from trope.compare import Comparison
     from trope.metrics import Interval
+    from trope.report import Baselines
+    from trope.train_many import Trained
 
 
 def compare(
@@ -24,7 +26,21 @@ def compare(
     ],
     models: Annotated[
         str | None,
-        typer.Option(help="Train these on the dataset, such as hstu-time,hstu-trope; the first is the reference."),
+        typer.Option(
+            help="Train these on the dataset, such as hstu-time,hstu-trope; the first is the reference. "
+            "hstu-trope-paper is T-RoPE as printed."
+        ),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="And this: NAME=MODEL,group.field=value,… of its own; may be repeated."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with sizes, training and evaluation for every model; blocks, biases and rotary "
+            "encodings stay the models' own."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs to train; run again, it continues.")] = None,
     seeds: Annotated[int, typer.Option(help="Train each model this often, with seeds 0, 1, …")] = 1,
@@ -41,77 +57,75 @@ def compare(
     """Compare models by paired bootstrap over users: means, 95 % intervals, and what differs from the first.
 
     With --models, every model is trained on the dataset first, and its metrics are the mean over the seeds; what was
-    trained before is not trained again, and a run that fails is reported and does not stop the others.
+    trained before is not trained again, and a run that fails is reported and does not stop the others. The folder then
+    has report.md and report.html, in the format of the paper's table.
     """
     from trope.compare import compare_runs
     from trope.run_folder import write_json
 
-    failures = 0
+    failed = False
     if models is None:
+        if variant or config or settings:
+            raise ValueError("--variant, --config and --set are for training: give --models, one dataset and --out")
         comparison = compare_runs(paths, split, resamples, seed)
         about: dict[str, Any] = {"split": split}
     else:
+        from trope.variants import choose, common_settings
+
         if len(paths) != 1 or out is None:
             raise ValueError(f"--models needs one dataset and --out, got {len(paths)} paths and --out {out}")
         if split != "test":
             raise ValueError(f"--models compares on test, got --split {split}; compare the runs by their folders")
-        comparison, about, failures = _train_and_compare(
-            paths[0], models.split(","), seeds, jobs, settings or [], out, device, resamples, seed
-        )
+        common = common_settings(config, settings or [])
+        variants = choose(models.split(","), variant or [], common)
+        if len(variants) < 2:
+            raise ValueError(f"a comparison needs two models, got --models {models}")
+        from trope.train_many import train_many
+
+        trained = train_many(paths[0], variants, seeds, jobs, out, device)
+        comparison, baselines = _compare(trained, common, out, device, resamples, seed)
+        about, failed = describe(trained, common, baselines), bool(trained.failures)
     show(comparison, f"{split}, {comparison.users:,} users, percent with 95 % intervals ({resamples:,} resamples)")
+    if models is not None and out is not None:
+        typer.echo(f"\nreport: {out / 'report.md'}, {out / 'report.html'}")
     if json is not None:
         write_json(json, {**about, "resamples": resamples, "seed": seed, **to_dict(comparison)})
         typer.echo(f"\nwrote {json}")
-    if failures:
+    if failed:
         raise typer.Exit(1)
 
 
-def _train_and_compare(
-    data: Path,
-    models: list[str],
-    seeds: int,
-    jobs: int,
-    settings: list[str],
-    out: Path,
-    device: str,
-    resamples: int,
-    seed: int,
-) -> tuple[Comparison, dict[str, Any], int]:
-    """The comparison, what it is of, and how many runs failed."""
+def _compare(
+    trained: Trained, common: tuple[str, ...], out: Path, device: str, resamples: int, seed: int
+) -> tuple[Comparison, Baselines]:
+    """The comparison of what was trained, and the baselines; the report is written."""
     from trope.compare import compare_values
-    from trope.config import preset
-    from trope.data.sequences import Sequences
-    from trope.experiments import Outcome, Variant, mean_over_seeds, plan, run_all, write_results
+    from trope.report import comparison_page, write_report
+    from trope.report_baselines import baseline_metrics
 
-    if len(models) < 2:
-        raise ValueError(f"a comparison needs two models, got --models {','.join(models)}")
-    for model in models:
-        preset(model, settings)  # a wrong name or value is refused before anything is trained
-    Sequences.load(data)
-    if seeds < 1:
-        raise ValueError(f"at least one seed, got --seeds {seeds}")
-    if out.exists() and not out.is_dir():
-        raise FileExistsError(f"{out} exists and is not a folder; choose another --out")
-    runs = plan([Variant(model, model, tuple(settings)) for model in models], range(seeds), out)
-    done = sum(run.is_finished for run in runs)
-    typer.echo(f"{len(runs)} runs in {out}, {done} finished before")
-
-    def ended(outcome: Outcome) -> None:
-        nonlocal done
-        done += outcome.failure is None
-        said = outcome.failure or f"{outcome.seconds:.0f} s"
-        typer.echo(f"{done}/{len(runs)}  {outcome.run.folder.name:<24} {said}")
-
-    outcomes = run_all(runs, data, jobs, device, ended)
-    lines = write_results(runs, out)
-    values = mean_over_seeds(runs)
-    failed = sum(outcome.failure is not None for outcome in outcomes)
-    if len(values) < 2:
+    if len(trained.values) < 2:
         raise ValueError(
-            f"a comparison needs two models, and {len(values)} could be trained; see output.txt in {out}/*"
+            f"a comparison needs two models, and {len(trained.values)} could be trained; see output.txt in {out}/*"
         )
-    about = {"split": "test", "seeds": seeds, "settings": settings, "data": lines[0]["data"]}
-    return compare_values(values, resamples, seed), about, failed
+    comparison = compare_values(trained.values, resamples, seed)
+    baselines = baseline_metrics(trained.data, trained.runs[0].config, out, device)
+    write_report(comparison_page(trained, comparison, baselines, common, resamples), out)
+    return comparison, baselines
+
+
+def describe(trained: Trained, common: tuple[str, ...], baselines: Baselines) -> dict[str, Any]:
+    """What was compared, for JSON: settings, data, baselines, and the deviation over seeds where there are several."""
+    from trope.report import over_seeds
+
+    seeds = len({run.seed for run in trained.runs})
+    deviation = {}
+    for name, values in trained.values.items():
+        found = {metric: over_seeds(trained.lines, name, metric) for metric in values}
+        deviation[name] = {metric: float(each.std(ddof=1)) for metric, each in found.items() if len(each) > 1}
+    return {
+        "split": "test", "seeds": seeds, "settings": list(common), "data": trained.lines[0]["data"],
+        "environment": trained.lines[0]["environment"], "baselines": baselines, "deviation_over_seeds": deviation,
+    }  # fmt: skip
 
 
 def show(comparison: Comparison, title: str) -> None:

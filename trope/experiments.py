@@ -100,9 +100,18 @@ def plan(variants: Sequence[Variant], seeds: Sequence[int], out: Path) -> list[R
 
 
 def run_all(
-    runs: Sequence[Run], data: Path, jobs: int, device: str = "auto", ended: Callable[[Outcome], None] | None = None
+    runs: Sequence[Run],
+    data: Path,
+    jobs: int,
+    device: str = "auto",
+    ended: Callable[[Outcome], None] | None = None,
+    began: Callable[[Run], None] | None = None,
+    tick: Callable[[], None] | None = None,
 ) -> list[Outcome]:
-    """Train what is not finished yet, `jobs` at a time; `ended` hears of each as it ends."""
+    """Train what is not finished yet, `jobs` at a time.
+
+    began, ended: hear of each run as it starts and ends. tick: is called a few times a second meanwhile.
+    """
     if jobs < 1:
         raise ValueError(f"at least one run at a time, got jobs = {jobs}")
     _check_finished(runs, data)
@@ -123,7 +132,12 @@ def run_all(
                     running.append((run, _start(run, data, device, jobs), time.monotonic()))
                 except OSError as error:
                     end(Outcome(run, 0.0, f"could not be started: {error}"))
+                    continue
+                if began is not None:
+                    began(run)
             time.sleep(_POLL_SECONDS)
+            if tick is not None:
+                tick()
             for entry in [entry for entry in running if entry[1].poll() is not None]:
                 run, process, started = entry
                 running.remove(entry)

@@ -89,8 +89,13 @@ def paired_bootstrap(
 
 def bootstrap(values: Floats, resamples: int = 10_000, seed: int = 0, level: float = 0.95) -> Interval:
     """The mean over users and its percentile interval; values: [U] or [U, M]."""
-    if resamples < 1 or not 0 < level < 1:
-        raise ValueError(f"a bootstrap needs resamples >= 1 and 0 < level < 1, got {resamples} and {level}")
+    return interval(values.mean(axis=0), resampled_means(values, resamples, seed), level)
+
+
+def resampled_means(values: Floats, resamples: int = 10_000, seed: int = 0) -> Floats:
+    """The mean over each draw of users with replacement, [R] or [R, M]; a difference's are the differences of these."""
+    if resamples < 1:
+        raise ValueError(f"a bootstrap needs resamples >= 1, got {resamples}")
     users, rng = len(values), np.random.default_rng(seed)
     means = []
     for size in _pieces(resamples, max(1, _WEIGHTS // users)):
@@ -99,8 +104,15 @@ def bootstrap(values: Floats, resamples: int = 10_000, seed: int = 0, level: flo
         # How often each user was drawn; one product then serves every metric.
         weights = np.bincount(drawn.ravel(), minlength=size * users).reshape(size, users)
         means.append(weights.astype(np.float64) @ values / users)
-    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return Interval(values.mean(axis=0), low, high)
+    return np.concatenate(means)
+
+
+def interval(mean: Floats, draws: Floats, level: float = 0.95) -> Interval:
+    """The percentile interval of what `resampled_means` drew."""
+    if not 0 < level < 1:
+        raise ValueError(f"a bootstrap needs 0 < level < 1, got {level}")
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return Interval(mean, low, high)
 
 
 class _Best(NamedTuple):

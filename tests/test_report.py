@@ -1,0 +1,264 @@
+"""report.md and report.html: the paper's marks, the intervals, what a reader must know; and the live table."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from finished_runs import finish
+from rich.console import Console
+from training import SIZE, tiny_data
+from typer.testing import CliRunner
+
+from trope import cli
+from trope.data.sequences import Sequences
+from trope.experiments import Outcome, Run, Variant, plan
+from trope.metrics import paired_bootstrap, per_user
+from trope.rank_file import load
+from trope.report_html import to_html
+from trope.report_markdown import to_markdown
+from trope.report_page import Cell, Grid, Page, Section
+from trope.run_progress import Progress
+from trope.variants import choose, common_settings
+from trope.watch import Watch
+
+# Places of the positive: good is nearly always first, fair a little behind, poor far behind.
+PLACES = {"good": 1, "fair": 3, "poor": 9}
+VARIANTS = ("--variant", "good=hstu-trope,train.lr=0.01", "--variant", "poor=sasrec")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    return tiny_data(tmp_path_factory.mktemp("report"))
+
+
+def better(run: Run, count: int) -> np.ndarray:
+    random = np.random.default_rng([run.seed, PLACES[run.variant.name]])
+    return random.integers(0, 2 * PLACES[run.variant.name], count)
+
+
+def variants() -> list[Variant]:
+    return choose([], ["fair=hstu", "good=hstu-trope,train.lr=0.01", "poor=sasrec"], SIZE)
+
+
+def compare(data: Sequences, out: Path, seeds: int = 3, *more: object) -> str:
+    """All is finished, so nothing is trained."""
+    chosen = [part for setting in SIZE for part in ("--set", setting)]
+    arguments = [
+        "compare", data.path, "--models", "", "--variant", "fair=hstu", *VARIANTS, "--seeds", seeds, "--device", "cpu",
+        "--out", out, "--resamples", 300, *chosen, *more,
+    ]  # fmt: skip
+    result = CliRunner().invoke(cli.app, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def reported(data: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reported") / "runs"
+    finish(data, variants(), 3, out, better)
+    said = compare(data, out, 3, "--json", out / "all.json")
+    assert "9 finished before" in said and "report.md" in said
+    return out
+
+
+def table(text: str, title: str) -> dict[str, list[str]]:
+    """Cells of a Markdown table under a heading, by the first column; the header is under "model"."""
+    part = text.split(f"## {title}\n")[1].split("\n## ")[0]
+    rows = [[c.strip() for c in line.strip("|").split(" | ")] for line in part.splitlines() if line.startswith("|")]
+    return {row[0]: row[1:] for row in rows if not row[0].startswith("---")}
+
+
+def test_best_is_bold_second_underlined_and_the_gain_relative(reported: Path, data: Sequences) -> None:
+    rows = table((reported / "report.md").read_text(), "Results")
+    assert rows["model"] == ["HR@10", "HR@50", "HR@200", "NDCG@10", "NDCG@50", "NDCG@200", "MRR"]
+    metric = rows["model"].index("MRR")
+    by_seed = {
+        name: [json.loads((reported / f"{name}-seed{s}" / "metrics.json").read_text())["test"]["MRR"] for s in range(3)]
+        for name in PLACES
+    }
+    mean = {name: np.mean(values) for name, values in by_seed.items()}
+    shown = {name: f"{100 * mean[name]:.2f} ± {100 * np.std(by_seed[name], ddof=1):.2f}" for name in PLACES}
+    assert rows["good"][metric] == f"**{shown['good']}** ({100 * (mean['good'] / mean['fair'] - 1):+.1f} %) \\*"
+    assert rows["fair"][metric] == f"<u>{shown['fair']}</u>" and rows["poor"][metric] == shown["poor"]
+    assert list(rows)[-2:] == ["most popular", "popular in 24 h"]
+    kept = json.loads((reported / "baselines.json").read_text())["metrics"]
+    assert rows["most popular"][metric] == f"{100 * kept['most popular']['MRR']:.2f}"
+
+
+def test_intervals_are_against_the_reference_and_the_second_best(reported: Path) -> None:
+    text = (reported / "report.md").read_text()
+    values = {
+        name: np.mean([per_user(load(reported / f"{name}-seed{s}", "test")[0].places)["MRR"] for s in range(3)], axis=0)
+        for name in PLACES
+    }
+    low, high = (100 * float(bound) for bound in paired_bootstrap(values["poor"], values["fair"], 300)[1:])
+    first = table(text, "Against fair, the reference")
+    assert f"({low:+.2f} .. {high:+.2f})" in first["poor"][-1]
+    assert list(first) == ["model", "good", "poor"]
+    second = table(text, "Against the second best")
+    assert second["model"][-1] == "MRR (fair)" and second["fair"][-1] == ""
+    assert second["good"][-1] == first["good"][-1]
+
+
+def test_a_reader_learns_how_it_was_measured(reported: Path, data: Sequences) -> None:
+    for name in ("report.md", "report.html"):
+        text = (reported / name).read_text().replace("\\", "")
+        for words in (
+            "loo-strict", "filter_seen", "30 users, one positive each", data.meta["checksum"][:12], "0, 1, 2; 9 of 9",
+            "validation HR@10 chose", "test was read once", "model.width=8", "NVIDIA H200", "commit".title(), "abc123",
+            "torch 2.11", "300 resamples", "train.lr=0.01",
+        ):  # fmt: skip
+            assert words in text, words
+        assert str(data.path.parent) not in text
+
+
+class Checker(HTMLParser):
+    """Every tag that is opened is closed, and nothing comes from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "link", "img", "iframe") and not {"src", "href", "onload"} & dict(attrs).keys()
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_html_is_whole_alone_and_says_what_the_markdown_says(reported: Path) -> None:
+    html = (reported / "report.html").read_text()
+    checker = Checker()
+    checker.feed(html)
+    assert not checker.open and "prefers-color-scheme: dark" in html and "http" not in html
+    plain = re.sub(r"<[^>]+>", "", html)
+    numbers = re.findall(r"[+-]?\d+\.\d\d", (reported / "report.md").read_text().replace("\\", ""))
+    assert len(numbers) > 60 and all(number in plain for number in numbers)
+
+
+def test_recall_where_users_have_several_positives(tmp_path: Path) -> None:
+    held = tiny_data(tmp_path, "holdout")
+    finish(held, variants(), 1, tmp_path / "runs", better)
+    compare(held, tmp_path / "runs", 1)
+    text = (tmp_path / "runs" / "report.md").read_text()
+    assert table(text, "Results")["model"][:2] == ["Recall@10", "Recall@50"]
+    assert "Recall@K: users have several positives" in text and "the test begins 2020-09-" in text
+    assert "**Mind:** one seed" in text and " ± " not in text.split("## Results")[1].split("|", 1)[1]
+
+
+def test_failed_runs_stand_in_the_report_with_their_reason(
+    data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "runs"
+    finish(data, variants(), 2, out, better)
+    (out / "poor-seed1" / "metrics.json").unlink()
+    monkeypatch.setattr(Run, "command", lambda *_: ["sh", "-c", "echo out of memory; exit 3"])
+    with pytest.raises(AssertionError, match=r"poor-seed1 +exit code 3: out of memory"):
+        compare(data, out, 2)  # its exit code is 1
+    text = (out / "report.md").read_text()
+    assert "poor-seed1 failed: exit code 3: out of memory" in text and "1 of 6 runs are missing" in text
+
+
+def test_baselines_are_ranked_once(data: Sequences, reported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (reported / "report.md").read_text()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("ranked again")
+
+    monkeypatch.setattr("trope.report_baselines.rank_users", refuse)
+    compare(data, reported)
+    assert (reported / "report.md").read_text() == before
+    kept = json.loads((reported / "baselines.json").read_text())
+    (reported / "baselines.json").write_text(json.dumps({**kept, "about": {"checksum": "of another dataset"}}))
+    with pytest.raises(AssertionError, match="ranked again"):
+        compare(data, reported)
+    (reported / "baselines.json").write_text(json.dumps(kept))
+
+
+def test_a_model_that_popularity_beats_is_named(data: Sequences, tmp_path: Path) -> None:
+    finish(data, variants(), 1, tmp_path / "runs", lambda run, count: np.full(count, 15 + PLACES[run.variant.name] % 3))
+    compare(data, tmp_path / "runs", 1)
+    assert "'most popular' is better than every model in HR@10" in (tmp_path / "runs" / "report.md").read_text()
+
+
+def test_markup_in_names_stays_text() -> None:
+    grid = Grid([Cell("model"), Cell("a_b*c|d")], [[Cell("<b>x</b>"), Cell("1", "2", "best", "worse")]])
+    page = Page("t", "s", [("k", "v<w>")], [Section("h", "text", grid)], ["w & w"])
+    assert "<b>x</b>" not in to_html(page) and "&lt;b&gt;x" in to_html(page) and "w &amp; w" in to_html(page)
+    assert "a\\_b\\*c\\|d" in to_markdown(page) and "\\<b>x" in to_markdown(page)
+    assert '<b>1</b><small class="worse">2 *</small>' in to_html(page) and "**1** (2) \\*" in to_markdown(page)
+
+
+def log(run: Run, *rows: dict[str, float], mode: str = "a", end: str = "\n") -> None:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with (run.folder / "log.jsonl").open(mode) as file:
+        file.write("\n".join(json.dumps(row) for row in rows) + end)
+
+
+def test_progress_follows_a_log_that_grows_and_is_written_anew(tmp_path: Path) -> None:
+    run = plan([Variant("a", "hstu", ("train.epochs=7",))], [0], tmp_path)[0]
+    progress = Progress.of(run).update()
+    assert (progress.epoch, progress.epochs, progress.best) == (0, 7, None)
+    log(run, {"step": 1, "epoch": 0, "seconds": 1.0}, {"step": 2, "epoch": 1, "seconds": 2.0, "HR@10": 0.5})
+    log(run, {"step": 3, "epoch": 2, "seconds": 3.0, "HR@10": 0.25}, end='\n{"step": 4, "epo')
+    progress.update()
+    assert (progress.epoch, progress.best, progress.best_epoch, progress.seconds) == (2, 0.5, 1, 3.0)
+    (run.folder / "log.jsonl").unlink()
+    log(run, {"step": 2, "epoch": 1, "seconds": 2.0, "HR@10": 0.125})
+    assert (progress.update().epoch, progress.best) == (1, 0.125)
+
+
+def watched(runs: list[Run], terminal: bool) -> str:
+    """The screen after one run ended well, one failed, one is under way and one waits."""
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120, height=40, highlight=False)
+    with Watch(runs, console) as watch:
+        for run in runs[:3]:
+            watch.began(run)
+        watch.ended(Outcome(runs[1], 4.0, "exit code 3: the reason"))
+        log(runs[2], {"step": 2, "epoch": 5, "seconds": 65.0, "HR@10": 0.1234})
+        watch._drawn -= 3600
+        watch.tick()
+        (text,) = [console.file.getvalue()]  # type: ignore[attr-defined]
+    return text
+
+
+def test_the_live_table_and_the_plain_lines_say_the_same(data: Sequences, tmp_path: Path) -> None:
+    for terminal in (True, False):
+        four = plan([Variant(name, "hstu", SIZE) for name in "abcd"], [0], tmp_path / str(terminal))
+        text = watched(four, terminal)
+        assert ("\x1b[" in text) == terminal
+        assert "c-seed0" in text and "12.34" in text and "5/3" in text and "65" in text
+        assert "exit code 3: the reason" in text and "d-seed0" not in text
+    assert "    0/4  b-seed0" in text
+
+
+def test_a_file_gives_sizes_and_training_and_the_preset_the_rest(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(
+        '[model]\nwidth = 8\nblock = "hstu"\ntime_bias = true\nheads = 2\nhead_dim = 4\n[train]\nseed = 5\n'
+        'logq = true\n[rotary]\nkind = "trope"\nphase = "fp32"\n[eval]\nfilter_seen = "window"\n'
+    )
+    common = common_settings(file, ["model.width=16", "model.head_dim=8"])
+    assert common == (
+        "model.width=8", "model.heads=2", "model.head_dim=4", "train.logq=true", "eval.filter_seen=window",
+        "model.width=16", "model.head_dim=8",
+    )  # fmt: skip
+    first, second, printed = choose(["sasrec", "hstu-trope", "hstu-trope-paper"], [], common)
+    configs = [plan([each], [3], tmp_path)[0].config for each in (first, second, printed)]
+    assert [c.model.width for c in configs] == [16] * 3 and [c.train.seed for c in configs] == [3] * 3
+    assert [c.rotary.kind for c in configs] == ["none", "trope", "trope"] and configs[0].model.block == "sasrec"
+    assert [c.rotary.phase for c in configs] == ["exact", "exact", "fp32"] and not configs[0].model.time_bias
+    with pytest.raises(FileNotFoundError, match="no config file"):
+        common_settings(tmp_path / "none.toml", [])
+    with pytest.raises(ValueError, match="NAME=MODEL"):
+        choose([], ["nameless"])
+    with pytest.raises(ValueError, match="NAME=MODEL"):
+        choose([], ["x=gru4rec,train.lr=1"])

@@ -1,0 +1,47 @@
+"""What `trope compare` and `trope ablate` share: train variants under a live table, then collect what they left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from trope.data.sequences import Sequences
+from trope.experiments import Run, Variant, mean_over_seeds, plan, run_all, write_results
+from trope.metrics import Floats
+from trope.watch import Watch
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Variants trained on a dataset.
+
+    data: the dataset. runs: all that were asked for. lines: of results.jsonl, one a finished run. values: per-user test
+    metrics by variant, the mean over its finished seeds, [U] each. failures: (run, reason) of this time.
+    """
+
+    data: Sequences
+    variants: list[Variant]
+    runs: list[Run]
+    lines: list[dict[str, Any]]
+    values: dict[str, dict[str, Floats]]
+    failures: list[tuple[str, str]]
+
+
+def train_many(data: Path, variants: Sequence[Variant], seeds: int, jobs: int, out: Path, device: str) -> Trained:
+    """Train what is not finished yet, and write results.jsonl."""
+    sequences = Sequences.load(data)
+    if seeds < 1:
+        raise ValueError(f"at least one seed, got --seeds {seeds}")
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} exists and is not a folder; choose another --out")
+    runs = plan(variants, range(seeds), out)
+    typer.echo(f"{len(runs)} runs in {out}, {sum(run.is_finished for run in runs)} finished before")
+    with Watch(runs) as watch:
+        outcomes = run_all(runs, data, jobs, device, watch.ended, watch.began, watch.tick)
+    failures = [(each.run.folder.name, each.failure) for each in outcomes if each.failure is not None]
+    lines = write_results(runs, out)
+    return Trained(sequences, list(variants), runs, lines, mean_over_seeds(runs), failures)
