@@ -93,9 +93,6 @@ def _forward_part(
     o_p = tl.arange(0, BLOCK_P)
     m_t = o_t < T
     o_row = o_t.to(tl.int64) * (4 * H * D) + i_part * (H * D)
-    # u goes out by token, for the gate; v, q and k by head, so that a tile of attention is one piece of memory.
-    s_head = tl.where(i_part == 0, D, T * D).to(tl.int64)
-    o_out = i_part.to(tl.int64) * T * H * D + o_t.to(tl.int64) * tl.where(i_part == 0, H * D, D)
     # As in rotary_triton: a group of heads is loaded before the group ahead of it is stored.
     o_x, m_h = _offsets(o_row, D, 0, H, GROUP)
     b_next0, b_next1 = _load_pair(p_x, o_x, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
@@ -105,7 +102,6 @@ def _forward_part(
         )
     for i_g in tl.static_range((H + GROUP - 1) // GROUP):
         o_x, m_h = _offsets(o_row, D, i_g, H, GROUP)
-        o_y, _ = _offsets(o_out, s_head, i_g, H, GROUP)
         m = m_t[:, None, None] & m_h
         b_0, b_1 = _silu(b_next0), _silu(b_next1)
         if (i_g + 1) * GROUP < H:
@@ -113,11 +109,11 @@ def _forward_part(
             b_next0, b_next1 = _load_pair(p_x, o_next, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
         if ROTATE:
             b_0, b_1 = b_0 * b_cos - b_1 * b_sin, b_0 * b_sin + b_1 * b_cos
-        _store_pair(p_y, b_0, b_1, o_y, m, o_p, P, INTERLEAVED)
+        _store_pair(p_y, b_0, b_1, o_x, m, o_p, P, INTERLEAVED)
         if BLOCK_REST:
             o_d = 2 * P + tl.arange(0, BLOCK_REST)[None, None, :]
             b_y = _silu(tl.load(p_x + o_x + o_d, mask=m & (o_d < D), other=0.0))
-            tl.store(p_y + o_y + o_d, b_y.to(p_y.dtype.element_ty), mask=m & (o_d < D))
+            tl.store(p_y + o_x + o_d, b_y.to(p_y.dtype.element_ty), mask=m & (o_d < D))
 
 
 @triton.jit
@@ -255,7 +251,7 @@ class _Activate(torch.autograd.Function):
         C, P = (1, D // 2) if freqs_q is None else freqs_q.shape
         shape = {"H": heads, "D": D, "P": P, "C": C, "ROTATE": freqs_q is not None, "PAPER_FP32": betas is not None}
         shape |= {"LINEAR": slopes_q is not None, "INTERLEAVED": interleaved, **_tile(max(1, P), D - 2 * P, heads)}
-        out = torch.empty((4, T * heads * D), dtype=pre_TF.dtype, device=pre_TF.device)
+        out = torch.empty((T, 4, heads, D), dtype=pre_TF.dtype, device=pre_TF.device)
         given = (coords_q, coords_k, freqs_q, freqs_k, slopes_q, slopes_k, deltas_q, deltas_k, origin, betas)
         pointers = [pre_TF if x is None else x for x in given]
         if T:
@@ -263,9 +259,7 @@ class _Activate(torch.autograd.Function):
         ctx.save_for_backward(pre_TF, *pointers)
         ctx.set_materialize_grads(False)
         ctx.shape = shape
-        u, v, q, k = out.unbind()
-        by_head = (x.view(heads, T, D).transpose(0, 1) for x in (v, q, k))
-        return u.view(T, heads, D), *by_head
+        return out[:, 0], out[:, 1], out[:, 2], out[:, 3]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -309,7 +303,7 @@ def activate(
     pre_TF: Tensor, heads: int, coords_q_CT: Tensor | None, coords_k_CT: Tensor | None, turns: Turns | None,
     interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """u, v, q, k, each [T, H, D]: u contiguous, the others stored by head."""
+    """u, v, q, k: views of one tensor [T, 4, H, D]."""
     pre_TF = pre_TF.contiguous()
     if turns is None:
         return _Activate.apply(pre_TF, heads, *[None] * 10, interleaved)

@@ -111,15 +111,14 @@ def _key_kernel(
 def backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias, most_bytes: int
 ) -> tuple[Tensor | None, ...]:
-    """dq, dk and dv, zero outside of all sequences; d position and d time, or None.
+    """dq, dk and dv, views into one [T, 3, H, D], zero outside of all sequences; d position and d time, or None.
 
     most_bytes: for the gradient of the scores, if it is to be kept between kernels.
     """
     T, H, D = q.shape
     B, S = len(spans.lengths_B), row_stride(spans.max_len)
-    # By head, as activate gives q, k and v: a tile is one piece of memory, however narrow a head is.
-    joint = (torch.empty if spans.is_complete else torch.zeros)((3, H, T, D), dtype=q.dtype, device=q.device)
-    dq, dk, dv = joint.transpose(1, 2).unbind()
+    joint = (torch.empty if spans.is_complete else torch.zeros)((T, 3, H, D), dtype=q.dtype, device=q.device)
+    dq, dk, dv = joint.unbind(1)
     d_position, d_time = (None if w is None else torch.zeros_like(w) for w in (bias.position, bias.time))
     if not (T and B):
         return dq, dk, dv, d_position, d_time
