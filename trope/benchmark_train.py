@@ -156,10 +156,13 @@ class Bench:
         self.count += 1
         return place
 
-    def fused(self) -> Callable[[], Tensor]:
-        step = FusedStep(
+    def make_fused(self) -> FusedStep:
+        return FusedStep(
             self.model, self.data, self.config, self.feed, self.optimizer, self.guard, self.loss_sum, 0, self.is_bf16
         )
+
+    def fused(self) -> Callable[[], Tensor]:
+        step = self.make_fused()
         return lambda: step(*self.place()).loss
 
     def plain(self) -> Callable[[], Tensor]:

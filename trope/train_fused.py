@@ -84,10 +84,10 @@ class FusedStep:
         self.unit_VE = unit_vectors(self.table.detach(), torch.bfloat16 if is_bf16 else torch.float32, backend)
         self.no_positions = torch.zeros((config.model.max_len, config.model.width), device=self.device)
         self.hyper = self._hyper(step)
-        self._is_captured = self.device.type == "cuda"
+        self.is_captured = self.device.type == "cuda"
         self._graphs: dict[Plan, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._seen: set[Plan] = set()
-        self._pool = torch.cuda.graph_pool_handle() if self._is_captured else None
+        self._pool = torch.cuda.graph_pool_handle() if self.is_captured else None
         self._epoch, self._next = -1, -1
 
     def _hyper(self, step: int) -> Tensor:
@@ -116,7 +116,7 @@ class FusedStep:
         self._epoch, self._next = epoch, index + 1
         plan = self._plan(self.feed.tokens(epoch, index))
         self._sow(seed_for(self.config.train.seed, "step", step))
-        if self._is_captured and plan in self._seen and plan not in self._graphs:
+        if self.is_captured and plan in self._seen and plan not in self._graphs:
             self._capture(plan)
         self._seen.add(plan)
         if plan not in self._graphs:
@@ -156,7 +156,7 @@ class FusedStep:
             with torch.cuda.graph(graph, pool=self._pool):
                 result = self._run(plan)
         except RuntimeError as error:
-            self._is_captured = False
+            self.is_captured = False
             logger.warning("the training step cannot be captured in a CUDA graph, it runs slower: %s", error)
             return
         finally:
