@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The kernels run on a CPU in Triton's interpreter; the variable must be set before they are imported.
 export TRITON_INTERPRET ?= 1
 
-.PHONY: setup demo test lint unit test-spark clean
+.PHONY: setup demo reproduce test lint unit test-spark clean
 .DEFAULT_GOAL := test
 
 setup: $(VENV)/.installed
@@ -21,6 +21,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 # A year of real groceries, two small models and what they recommend over the year; a second run skips what is done.
 demo: setup
 	$(BIN)/python -m trope.demo
+
+# A recipe of configs/, from raw events to report: make reproduce DATA=globo-news SOURCE=clicks.parquet JOBS=3
+# (docs/reproduce.md). The interpreter is for tests; where there is a GPU, the kernels are to run on it.
+reproduce: setup
+	env -u TRITON_INTERPRET $(BIN)/python -m trope.reproduce $(DATA) $(if $(SOURCE),--source $(SOURCE)) \
+	  $(if $(JOBS),--jobs $(JOBS)) $(if $(SEEDS),--seeds $(SEEDS)) $(foreach setting,$(SET),--set $(setting))
 
 test: lint unit
 

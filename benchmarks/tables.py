@@ -12,12 +12,16 @@ from __future__ import annotations
 import csv
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from trope.config import read_toml
+from trope.reproduce import Recipe, option
+
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/method.md", "docs/results.md")
+PAGES = ("README.md", "docs/method.md", "docs/results.md", "docs/reproduce.md", "docs/speed.md")
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (?P<name>[\w-]+) -->).*?(<!-- end -->)")
 
@@ -79,6 +83,107 @@ def comparison(name: str, metrics: tuple[str, ...] = ("HR@10", "NDCG@10", "HR@50
     return markdown(header, lines)
 
 
+def recipes() -> str:
+    """What configs/ says: sizes, training, protocols."""
+    lines = []
+    for file in sorted((ROOT / "configs").glob("*.toml")):
+        config, recipe = read_toml(file), Recipe.read(file)
+        model, train = config.model, config.train
+        protocols = [option(words, "--protocol") for words in recipe.commands if words[0] == "prepare"]
+        shape = f"{model.blocks} x {model.width}, {model.heads} x {model.head_dim}"
+        compared = next(words for words in recipe.commands if words[0] == "compare")
+        models = f"{len(option(compared, '--models').split(','))} x {option(compared, '--seeds')}"
+        made = zip(recipe.targets, protocols, strict=True)
+        for target, protocol in made:
+            lines.append(
+                [target, protocol, shape, str(model.max_len), str(train.epochs), config.eval.filter_seen, models]
+            )
+    header = ["DATA", "protocol", "blocks x width, heads", "L", "epochs", "filter_seen", "models x seeds"]
+    return markdown(header, lines)
+
+
+def pace() -> str:
+    """Seconds of an epoch, validation included, of every training under results/."""
+    lines = []
+    for file in sorted((ROOT / "results").glob("*.jsonl")):
+        runs = [run for run in map(json.loads, file.read_text().splitlines()) if "best_epoch" in run]
+        for name in dict.fromkeys(run["name"] for run in runs):
+            ours = [run for run in runs if run["name"] == name]
+            seconds = statistics.mean(run["seconds"] / run["epochs"] for run in ours)
+            events, device = f"{ours[0]['data']['events']:,}", ours[0]["environment"]["device"]
+            lines.append([file.stem, name, events, f"{seconds:.2f}", device, str(len(runs))])
+    return markdown(["results", "model", "events", "seconds per epoch", "device", "trainings in the file"], lines)
+
+
+def train_rows(**wanted: str) -> list[dict[str, str]]:
+    return [r for r in rows("train-h200.csv") if all(r[key] == value for key, value in wanted.items())]
+
+
+def training() -> str:
+    """Steps per second of the paper's model, full histories: fused, and what one writes first."""
+    eager = {r["shape"]: float(r["it_per_s"]) for r in train_rows(version="eager", model="hstu-trope", lengths="full")}
+    lines = []
+    for r in train_rows(version="fused", model="hstu-trope", lengths="full"):
+        speed = float(r["it_per_s"])
+        times = f"{speed / eager[r['shape']]:.0f} x" if r["shape"] in eager else ""
+        plain = f"{eager[r['shape']]:.1f}" if r["shape"] in eager else ""
+        lines.append(
+            [r["shape"], f"{speed:.0f}" if speed > 20 else f"{speed:.1f}", plain, times,
+             f"{float(r['tokens_per_s']):,.0f}", f"{float(r['peak_GiB']):.1f}",
+             f"{float(r['fraction_of_roofline']):.0%}"]
+        )  # fmt: skip
+    header = ["shape", "fused it/s", "eager it/s", "faster", "tokens/s", "peak GiB", "of roofline"]
+    return f"{_machine(rows('train-h200.csv')[0])}\n\n" + markdown(header, lines)
+
+
+def training_models() -> str:
+    """Steps per second of the four HSTU models, and what T-RoPE costs over hstu-time."""
+    lines = []
+    for shape in ("pixel1m", "ml20m", "shop"):
+        for lengths in ("full", "own"):
+            found = {r["model"]: float(r["p50_ms"]) for r in train_rows(version="fused", shape=shape, lengths=lengths)}
+            models = ("hstu", "hstu-time", "hstu-torope", "hstu-trope")
+            cost = found["hstu-trope"] / found["hstu-time"] - 1
+            lines.append([f"{shape}, {lengths}", *(f"{1e3 / found[m]:.0f}" for m in models), f"{cost:.1%}"])
+    return markdown(["it/s", "hstu", "hstu-time", "hstu-torope", "hstu-trope", "T-RoPE's cost"], lines)
+
+
+def training_roofline() -> str:
+    """The terms of the roofline estimate beside the step's time, in milliseconds."""
+    keys = ("table_ms", "candidates_ms", "matmul_ms", "attention_ms", "roofline_ms", "p50_ms")
+    found = train_rows(version="fused", model="hstu-trope", lengths="full")
+    header = ["ms", "table", "candidates", "matmul", "attention", "sum", "measured"]
+    return markdown(header, [[r["shape"], *(f"{float(r[key]):.2f}" for key in keys)] for r in found])
+
+
+def evaluation() -> str:
+    """Full-catalogue evaluation of every user."""
+    lines = []
+    for r in rows("eval-h200.csv"):
+        on = "all" if r["measured_users"] == r["U"] else f"{int(r['measured_users']):,}, scaled up"
+        version = {"kernel": "fused", "plain": "score tiles"}[r["version"]]
+        seconds = [f"{float(r[key]):.1f}" for key in ("encode_s", "rank_s", "total_s")]
+        lines.append([f"{r['name']}, {version}, {r['precision']}", on, *seconds, f"{float(r['users_per_s']):,.0f}"])
+    return markdown(["", "measured users", "encode s", "rank s", "total s", "users/s"], lines)
+
+
+def parity() -> str:
+    """Losses of 200 steps: fused path and plain PyTorch against float32 on the CPU."""
+    header = ["model", "loss", "fused fp32", "fused bf16", "plain bf16", "mean fused bf16", "mean plain bf16"]
+    keys = ("largest_fp32", "largest_bf16", "largest_plain_bf16", "mean_bf16", "mean_plain_bf16")
+    found = rows("parity-h200.csv")
+    return markdown(
+        header, [[r["model"], f"{r['first_loss']} to {r['last_loss']}", *(r[k] for k in keys)] for r in found]
+    )
+
+
+def _machine(row: dict[str, str]) -> str:
+    return (
+        f"{row['device']}, torch {row['torch']}, bf16; copy {int(row['copy_GB_per_s']):,} GB/s, "
+        f"matmul {row['matmul_TFLOP_per_s']} TFLOP/s."
+    )
+
+
 def prepared(key: str) -> float:
     return float(json.loads((ROOT / "results" / "prepare-158m.json").read_text())[key])
 
@@ -86,6 +191,13 @@ def prepared(key: str) -> float:
 TABLES: dict[str, Callable[[], str]] = {
     "kernels": kernels,
     "phases": phases,
+    "recipes": recipes,
+    "pace": pace,
+    "training": training,
+    "training-models": training_models,
+    "training-roofline": training_roofline,
+    "evaluation": evaluation,
+    "parity": parity,
     "ml-1m": lambda: comparison("ml-1m"),
     "shop-season": lambda: comparison("shop-season"),
     "shop-none": lambda: comparison("shop-none"),
