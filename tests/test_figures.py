@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from trope.figure_numbers import (
     started_at,
 )  # fmt: skip
 from trope.figure_run import RunView, burstiness, example, histories, open_run, test_users
-from trope.figure_style import content, duration
+from trope.figure_style import balance, content, duration, finish, page
 from trope.figures import write_figures
 from trope.kernels.attention_reference import attention, time_buckets
 from trope.kernels.norm import norm
@@ -254,6 +255,22 @@ def test_movement_is_the_phase_gained_over_the_span() -> None:
     np.testing.assert_allclose(moved, gained, atol=1e-6)
     assert figure_movement.summary(moved) == (pytest.approx(6.0), 3)
     assert movement(TRoPE(8, conditioning="paper"), "q") is None
+
+
+def test_a_plane_is_chosen_on_which_the_history_is_less_than_a_turn(run: Path) -> None:
+    view = open_run(run)
+    for span in (1e4, 1e6, 3e7):
+        period, where = figure_geometry.choose_plane(view, span)
+        assert span < period and ("as trained" in where or "bank" in where)
+    bare = dataclasses.replace(view, ropes=[])
+    assert "no T-RoPE" in figure_geometry.choose_plane(bare, 1e6)[1]
+
+
+def test_titles_break_evenly_and_never_before_a_percent_sign() -> None:
+    assert balance("one two three four five six", 24) == "one two three\nfour five six"
+    assert balance("short", 24) == "short"
+    figure = page(2)
+    assert "\n%" not in finish("x", figure, "a " * 43 + "5 % of all", "").figure.get_suptitle()
 
 
 def test_small_numbers() -> None:

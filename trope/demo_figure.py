@@ -11,10 +11,10 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from trope.demo_season import Floats, Season
+from trope.figure_style import BLUE, FORMATS, PALE, VERMILION, content, save
 
-# Baseline, then ours. Okabe and Ito's colours, which colour-blind readers can tell apart, and so can their line styles.
-STYLES = (("#D55E00", "--", 1.8), ("#0072B2", "-", 2.4))
-BOUGHT = "#C8C8C8"
+# Baseline, then ours: colours that colour-blind readers can tell apart, and line styles that do so without colour.
+STYLES = ((VERMILION, "--", 1.8), (BLUE, "-", 2.4))
 NAMED, LONGEST = 3, 17
 """Product types written over a panel, and the most letters of each."""
 
@@ -31,7 +31,7 @@ def draw(
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True)
     for number, (axis, season) in enumerate(zip(axes.flat, found, strict=True)):
-        axis.fill_between(days, _relative(season.bought), color=BOUGHT, lw=0, label="bought")
+        axis.fill_between(days, _relative(season.bought), color=PALE, lw=0, label="bought")
         for (model, curves), (colour, style, width) in zip(shares.items(), STYLES, strict=True):
             axis.plot(days, _relative(curves[number]), style, color=colour, lw=width, label=f"recommended by {model}")
         names = ", ".join(name.lower()[:LONGEST].strip() for name in season.names[:NAMED])
@@ -44,10 +44,7 @@ def draw(
         axis.set_ylabel("share, 1 = mean over the moments")
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    written = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    for file in written:
-        figure.savefig(file, dpi=150)
-    return written
+    return [save(content(figure, ending), path.with_suffix(f".{ending}")) for ending in FORMATS]
 
 
 def _relative(share: Floats) -> Floats:

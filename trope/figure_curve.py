@@ -43,7 +43,7 @@ def draw(run: Path) -> Drawn:
         epoch, best = max(measured, key=lambda pair: (pair[1], -pair[0]))
         quality.plot(epoch, best, "o", color=RESULT, ms=9)
         quality.annotate(
-            f"best {best:.2f} %", (epoch, best), (0, -16), textcoords="offset points", ha="right", color=RESULT
+            f"best {best:.2f} %", (epoch, best), (0, 9), textcoords="offset points", ha="right", color=RESULT
         )
         quality.margins(y=0.2)
         title = f"Validation {METRIC} is best after epoch {epoch} of {rows[-1]['epoch']}: {best:.2f} %"

@@ -65,7 +65,13 @@ def draw(view: RunView) -> Drawn:
     right.suptitle("b) the query plane nearest to each cycle", x=0.02, ha="left", fontsize=11.5, fontweight="bold")
     tuned = sum(share <= CLOSE for share in off)
     agree, turning = same_sign(view.ropes)
-    signs = f"query and key agree in sign in {agree} of {turning} planes" if turning else "only one side turns"
+    signs = (
+        f"query and key agree in sign in {agree} of {turning} planes"
+        if turning
+        else "only queries turn"
+        if any(rope.rotate_query for rope in view.ropes)
+        else "only keys turn"
+    )
     title = f"{tuned} of {len(CYCLES)} calendar cycles have a query plane within {100 * CLOSE:.0f} %; {signs}"
     caption = (
         "a) Across: one turn at alpha = 1, which is 2 pi beta. Up: the coefficient that training ended with; the plane "
@@ -107,7 +113,8 @@ def _curve(axes: Axes, name: str, cycle: float, period: float, where: str, last:
     axes.set_ylim(-1.15, 1.15)
     axes.set_xlim(0, 6)
     axes.set_yticks([-1, 1])
-    verdict = "tuned" if close else f"{100 * (period / cycle - 1):+.0f} %"
+    off = 100 * (period / cycle - 1)
+    verdict = "tuned" if close else f"{off:+.0f} %" if abs(off) >= 10 else f"{off:+.1f} %"
     axes.set_title(f"{name}: one turn in {duration(period)} ({verdict}; {where})", fontsize=10, fontweight="normal")
     if last:
         axes.set_xlabel("cycles back in time")

@@ -31,19 +31,31 @@ def longest_share(moments: Floats) -> float:
     return float(gaps.max() / gaps.sum())
 
 
+def choose_plane(view: RunView, span: float) -> tuple[float, str]:
+    """The period of a plane on whose circle `span` seconds fill a good part of one turn, and where it is from.
+
+    A trained plane of the run if one fits; else of its bank at alpha = 1, where planes lie close together.
+    """
+    if view.ropes:
+        layer, plane, period = nearest_plane(view.ropes, 1.25 * span)
+        if 0.3 <= span / period <= 0.97:
+            return period, f"plane {plane + 1} of block {layer + 1} of this run, as trained"
+        bank, words = base_periods(view.ropes[0]), "of this run's bank at alpha = 1"
+    else:
+        planes = view.model.config.model.head_dim // 2
+        bank, words = base_periods(TRoPE(2 * max(planes, 1))), "of the paper's bank, as this model has no T-RoPE"
+    wide = np.sort(bank[bank >= span / 0.97])
+    plane = int(np.argmin(np.abs(bank - (wide[0] if len(wide) else bank.max()))))
+    return float(bank[plane]), f"plane {plane + 1} {words}"
+
+
 def draw(view: RunView) -> Drawn:
     """Circles for one user's last visits, turning as fast as one of the run's planes."""
     batch = example(view)
     moments = visits(batch.times[0, : int(batch.lengths[0])])[-VISITS:].double().numpy()
     t_now = max(float(batch.t_now[0]), moments[-1])
     span = t_now - moments[0]
-    if view.ropes:
-        layer, plane, period = nearest_plane(view.ropes, 1.25 * span)
-        which = f"the run's own plane {plane + 1} of block {layer + 1}, as trained"
-    else:
-        bank = base_periods(TRoPE(max(view.model.config.model.head_dim // 2 * 2, 2)))
-        period = float(bank[np.argmin(np.abs(np.log(bank / (1.25 * span))))])
-        which = "the paper's bank, since this model has no T-RoPE"
+    period, which = choose_plane(view, span)
     by_time = (moments - moments[0]) / period
     looking_from = (np.append(moments[1:], t_now) - moments[0]) / period
 
@@ -103,11 +115,13 @@ def _circle(axes: Axes, title: str, turns: Floats, queries: Floats | None = None
     axes.add_patch(Circle((0, 0), 1.1, fill=False, color=PALE, lw=1.5))
     axes.plot([0, 0], [1.04, 1.16], color=GREY, lw=1.5)
     radii = np.linspace(INNER, 1.0, len(turns))
+    step = (1.0 - INNER) / max(len(turns) - 1, 1)
     for number, (turn, radius) in enumerate(zip(turns, radii, strict=True)):
         if queries is not None:
-            arc = np.linspace(turn, queries[number], 60)
-            axes.plot(*_place(arc, radius), color=QUERY, lw=1.6, alpha=0.7, zorder=1)
-            axes.plot(*_place(queries[number : number + 1], radius), "D", color=QUERY, ms=8, mfc="white", mew=2)
+            # The query stands a little further out, or short steps would hide it behind its key.
+            arc, rise = np.linspace(turn, queries[number], 60), np.linspace(radius, radius + step / 2, 60)
+            axes.plot(*_place(arc, rise), color=QUERY, lw=1.6, alpha=0.7, zorder=1)
+            axes.plot(*_place(arc[-1:], rise[-1:]), "D", color=QUERY, ms=6.5, mfc="white", mew=1.8, zorder=4)
         x, y = _place(np.array([turn]), radius)
         # A spoke shows the angle, whatever the radius.
         axes.plot(*_place(np.array([turn, turn]), np.array([0.0, 1.1])), color="#E4E4E4", lw=1, zorder=0)

@@ -41,8 +41,8 @@ def draw(view: RunView) -> Drawn:
     maps = attention_maps(view.model, batch)
     whole = [maps[block].numpy() for block in shown] if maps else []
 
-    figure = page(7.4)
-    widths = (1.0, 0.75 + 0.65 * len(shown))
+    figure = page(7.4 if len(shown) > 1 else 4.6)
+    widths = (1.0, 0.75 + 0.65 * max(len(shown), 2))
     left, right = figure.subfigures(1, 2, width_ratios=widths, squeeze=False)[0]
     _bars(left.subplots(), view.ropes, shown)
     _maps(right, shown, parts, whole)
@@ -90,7 +90,7 @@ def _bars(axes: Axes, ropes: list[TRoPE], shown: list[int]) -> None:
     axes.set_yticks(
         at, [f"block {layer + 1}" + (" *" if len(shown) < len(ropes) and layer in shown else "") for layer in at]
     )
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(ropes), 2) - 0.5, -0.5)
     axes.margins(x=0.1)
     axes.set_xlim(left=0)
     axes.set_xlabel("RMS of alpha (no unit)" + ("; * shown on the right" if len(shown) < len(ropes) else ""))
@@ -98,7 +98,10 @@ def _bars(axes: Axes, ropes: list[TRoPE], shown: list[int]) -> None:
 
 def _maps(figure: Figure, shown: list[int], parts: list[Floats], whole: list[Floats]) -> None:
     rows = ((parts, "b", "temporal component"), (whole, "c", "attention"))[: 2 if whole else 1]
-    grid = figure.subplots(len(rows), len(shown), squeeze=False)
+    if len(shown) > 1:
+        grid = figure.subplots(len(rows), len(shown), squeeze=False)
+    else:  # one block's maps side by side
+        grid = figure.subplots(1, len(rows), squeeze=False).T
     reach = max(float(np.abs(part[np.tri(len(part), dtype=bool)]).max()) for part in parts)
     for row, (maps, letter, what) in enumerate(rows):
         for column, (block, scores) in enumerate(zip(shown, maps, strict=True)):
@@ -114,8 +117,8 @@ def _maps(figure: Figure, shown: list[int], parts: list[Floats], whole: list[Flo
             axes.set_yticks([])
             if column == 0:
                 axes.set_ylabel("newest ← query → oldest")
-            if row == len(rows) - 1:
+            if row == len(rows) - 1 or len(shown) == 1:
                 axes.set_xlabel("oldest ← key → newest")
-        bar = figure.colorbar(image, ax=grid[row, :], shrink=0.8, pad=0.02)
+        bar = figure.colorbar(image, ax=grid[row, :], shrink=0.8 if len(shown) > 1 else 0.6, pad=0.02)
         marks = [f"{-reach:.1f} opposed", "0", f"{reach:.1f} aligned"] if row == 0 else ["least", "", "most"]
         bar.set_ticks([low, (low + high) / 2, high], labels=marks)

@@ -139,6 +139,7 @@ def _phases(axes: Axes, figure: Figure, view: RunView, ahead: float, unit: float
         middle = axes.transAxes
         axes.text(0.5, 0.5, textwrap.fill(why, 30), color=GREY, transform=middle, ha="center", va="center")
         axes.set_yticks([])
+        axes.set_xlim(0, ahead / unit)
         return
     seconds = np.linspace(0, ahead, COLUMNS)
     image = axes.imshow(
@@ -162,11 +163,11 @@ def _overlap(axes: Axes, at: Floats, mean: Floats, kept: Floats, word: str) -> N
         axes.plot(at, row, color=PALE, lw=1, zorder=1)
     axes.plot(at, mean, color=RESULT, lw=3, zorder=2)
     least = int(mean.argmin())
-    above = 12 if mean[least] < 0.8 * TOP else -22
-    side = "left" if least < len(at) / 2 else "right"
+    above = 14 if mean[least] < 2.5 else -24
+    side = "center" if 0.2 < least / len(at) < 0.8 else "left" if least < len(at) / 2 else "right"
     axes.annotate(
         f"mean, least {mean[least]:.1f}", (at[least], mean[least]), (0, above), textcoords="offset points",
-        color=RESULT, ha=side, fontweight="bold",
+        color=RESULT, ha=side, fontweight="bold", bbox={"fc": "white", "ec": "none", "pad": 1.5, "alpha": 0.9},
     )  # fmt: skip
     axes.plot(at[least], mean[least], "o", color=RESULT, ms=8)
     axes.set_ylim(-0.2, TOP + 0.4)

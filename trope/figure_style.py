@@ -81,14 +81,28 @@ def page(height: float) -> Figure:
 
 def finish(name: str, figure: Figure, title: str, caption: str) -> Drawn:
     """Put the finding on top and how to read it below."""
-    figure.suptitle(textwrap.fill(title, 88), x=0.01, ha="left", fontsize=14, fontweight="bold")
-    figure.supxlabel(textwrap.fill(caption, 145), x=0.01, ha="left", fontsize=9.5, color="#555555")
+    figure.suptitle(balance(_keep(title), 88), x=0.01, ha="left", fontsize=14, fontweight="bold")
+    figure.supxlabel(textwrap.fill(_keep(caption), 145), x=0.01, ha="left", fontsize=9.5, color="#555555")
     return Drawn(name, title, caption, figure)
+
+
+def _keep(text: str) -> str:
+    """No line break between a number and its percent sign."""
+    return text.replace(" %", "\u00a0%")
+
+
+def balance(text: str, most: int) -> str:
+    """Lines of about the same length, none past `most` letters: no word is left alone on the last."""
+    lines = textwrap.wrap(text, most)
+    width = most
+    while width > 1 and len(textwrap.wrap(text, width - 1)) == len(lines):
+        width -= 1
+    return textwrap.fill(text, width)
 
 
 def unavailable(name: str, subject: str, reason: str) -> Drawn:
     """In place of a figure that this run has nothing for."""
-    figure = page(1.6)
+    figure = page(1.2)
     axes = figure.subplots()
     axes.axis("off")
     axes.text(0, 0.5, textwrap.fill(reason, 110), va="center", transform=axes.transAxes, color="#555555")

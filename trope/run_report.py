@@ -17,14 +17,15 @@ _CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #f4f5f7; margin: 0; }
 main { max-width: 1080px; margin: 0 auto; padding: 24px; }
 h1 { font-size: 26px; margin: 0; } h2 { font-size: 18px; margin: 0 0 8px; } p.sub { color: #555; margin: 4px 0 20px; }
-.cards { display: grid; gap: 20px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 240px), 1fr)); }
+.cards { display: grid; gap: 20px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 290px), 1fr)); }
 .card { background: #fff; border: 1px solid #dfe2e6; border-radius: 8px; padding: 16px; margin: 0 0 20px; }
 .card img { width: 100%; height: auto; display: block; }
 .cards .card { margin: 0; } .cards { margin-bottom: 20px; }
 table { border-collapse: collapse; } th { font-weight: 400; color: #555; text-align: left; padding-right: 16px; }
 thead th { text-align: right; border-bottom: 1px solid #ccc; padding: 2px 0 2px 24px; }
-td { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; padding-left: 24px; }
-.plain td { text-align: left; padding-left: 0; } th, td { vertical-align: top; padding-top: 2px; }
+td { text-align: right; font-variant-numeric: tabular-nums; padding-left: 24px; }
+.plain td { text-align: left; padding-left: 0; overflow-wrap: anywhere; }
+th, td { vertical-align: top; padding-top: 2px; }
 details summary { cursor: pointer; font-weight: 600; }
 """
 
@@ -97,7 +98,8 @@ def _results(metrics: dict[str, Any]) -> str:
 
 
 def _training(metrics: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [(name, str(train[name])) for name in ("loss", "batch", "lr", "frequency_lr", "negatives", "seed")]
+    sampled = ("negatives",) if train["loss"] == "sampled" else ()
+    rows = [(name, str(train[name])) for name in ("loss", *sampled, "batch", "lr", "frequency_lr", "seed")]
     if not metrics:
         return rows
     seconds = float(metrics["seconds"])
