@@ -7,26 +7,21 @@ that neither launches nor cached data are measured. The yardstick is this machin
 
 from __future__ import annotations
 
-import csv as csv_module
 import itertools
-import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from trope.benchmark_tools import copy_bandwidth, graph_seconds, make_console, step_seconds, write_rows
 from trope.environment import describe
 from trope.kernels import Backend, rotate_qk
 from trope.kernels.backend import HAS_TRITON
 from trope.rotary import NEUTRAL_SPAN, TRoPE
 from trope.rotary_base import Layout
-from trope.whole import whole_file
 
 SETS = 8  # input sets in one graph: what a step reuses has left the cache, and the graph's own launch is shared
 # Errors against float64 relative to the norm: one rounding to bf16 (2^-9 at most, on average less); and for the
@@ -184,56 +179,8 @@ def seconds(version: Version, problems: list[Problem], backward: bool, repeats: 
             ]
         return outputs
 
-    timer = cuda_graph_seconds if problems[0].q.is_cuda else wall_seconds
-    return sorted(t / len(problems) for t in timer(step, repeats))
-
-
-def wall_seconds(step: Callable[[], object], repeats: int) -> list[float]:
-    """Wall-clock times of a step on the CPU."""
-    for _ in range(3):
-        step()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return times
-
-
-def cuda_graph_seconds(step: Callable[[], object], repeats: int) -> list[float]:
-    """Device times of a step replayed as a CUDA graph: no launch gaps, no Python."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # compilation and lazy initialisation stay outside the capture
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return cuda_seconds(graph.replay, repeats)
-
-
-def cuda_seconds(step: Callable[[], object], repeats: int) -> list[float]:
-    """Times between CUDA events around a step: launches included where they are the slower part."""
-    for _ in range(5):
-        step()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for start, end in events:
-        start.record()
-        step()
-        end.record()
-    torch.cuda.synchronize()
-    return [start.elapsed_time(end) / 1e3 for start, end in events]
-
-
-def copy_bandwidth(device: str, size: int) -> float:
-    """Bytes read plus written per second by a large copy on this machine, the yardstick for everything else."""
-    source = torch.randn(size // 4, device=device)
-    target = torch.empty_like(source)
-    # Launched, not captured: a captured copy becomes a graph's memcpy node, which is slower than the copy kernel.
-    timer = cuda_seconds if device == "cuda" else wall_seconds
-    return 2 * size / statistics.median(timer(lambda: target.copy_(source), 20))
+    times = graph_seconds(step, repeats) if problems[0].q.is_cuda else step_seconds(step, "cpu", repeats)
+    return [t / len(problems) for t in times]
 
 
 def chosen_shapes(names: Sequence[str], quick: bool) -> tuple[Shape, ...]:
@@ -247,7 +194,7 @@ def chosen_shapes(names: Sequence[str], quick: bool) -> tuple[Shape, ...]:
 def kernel_benchmark(csv: Path | None = None, names: Sequence[str] = (), quick: bool = False) -> list[Row]:
     """Check, time and print every version on every shape and layout; see `trope bench kernels --help`."""
     shapes = chosen_shapes(names, quick)
-    console = Console() if sys.stdout.isatty() else Console(width=130)  # a log file has no width of its own
+    console = make_console(130)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     environment = describe()
     copy = copy_bandwidth(device, 1 << (20 if quick else 32 if device == "cuda" else 28))
@@ -273,7 +220,7 @@ def kernel_benchmark(csv: Path | None = None, names: Sequence[str] = (), quick: 
                 )  # fmt: skip
     console.print(table(rows))
     if csv is not None:
-        write_csv(csv, rows, environment)
+        write_rows(csv, rows, environment)
         console.print(f"written to {csv}")
     return rows
 
@@ -291,11 +238,3 @@ def table(rows: list[Row]) -> Table:
             f"{r.p20_us:.1f}", f"{r.p50_us:.1f}", f"{r.p80_us:.1f}", f"{r.GB_per_s:,.0f}", f"{r.fraction_of_copy:.0%}",
         )  # fmt: skip
     return view
-
-
-def write_csv(path: Path, rows: list[Row], environment: dict[str, str]) -> None:
-    """The rows, each with the machine, versions and commit they were measured on; whole or absent."""
-    with whole_file(path) as partial, partial.open("w", newline="") as file:
-        writer = csv_module.DictWriter(file, [f.name for f in fields(Row)] + list(environment), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**asdict(row), **environment} for row in rows)

@@ -1,77 +1,44 @@
 """`trope bench eval`: how long it takes to rank the full catalogue for every user, next to what the machine allows.
 
-Data of the paper's shapes are generated on the device, every history full; the model is untrained, which is the hard
-case for the kernel: positives lie in the middle of the scores, where most items are near. The kernel is first compared
-with the exact reference on a few users; if it fails it gets no number. The yardsticks are this machine's own bf16
-matmul (the ranking's three products at that rate) and the plain way: a float32 product and tiles of scores, measured on
-a sample of users and scaled up.
+Data of a shape (trope.benchmark_shapes) are generated on the device, every history full; the model is untrained, which
+is the hard case for the kernel: positives lie in the middle of the scores, where most items are near. The kernel is first
+compared with the exact reference on a few users; if it fails it gets no number. The yardsticks are this machine's own
+bf16 matmul (the ranking's three products at that rate) and the plain way: a float32 product and tiles of scores,
+measured on a sample of users and scaled up.
 """
 
 from __future__ import annotations
 
-import csv as csv_module
 import os
-import statistics
-import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from trope.benchmark import cuda_seconds, wall_seconds
-from trope.config import EvalConfig, preset
+from trope.benchmark_shapes import Shape, find_shape, generate
+from trope.benchmark_tools import make_console, measure_ceilings, write_rows
+from trope.config import EvalConfig
 from trope.data.sequences import Sequences
 from trope.environment import describe
 from trope.evaluate import Model, Precision, evaluate
 from trope.kernels import Backend
 from trope.kernels.backend import HAS_TRITON
 from trope.kernels.ranking import Catalogue, places
-from trope.whole import whole_file
 
-SPAN = (1_500_000_000, 1_600_000_000)
 CHECKED = 64  # users compared with the reference
-PIECE = 1 << 20  # users generated at a time
 
 
-@dataclass(frozen=True)
-class Shape:
-    """U users with L events each and one positive, V items, and the model: width E, blocks, heads of head_dim.
-
-    sample: users that the plain way is measured on.
-    """
-
-    name: str
-    U: int
-    V: int
-    L: int = 50
-    E: int = 512
-    blocks: int = 2
-    heads: int = 4
-    head_dim: int = 128
-    sample: int = 8192
-
-    @property
-    def ranking_flops(self) -> int:
-        """Of the products that the kernel makes: three bf16 ones in place of one in float32."""
-        return 3 * 2 * self.U * self.V * self.E
+def sample_users(shape: Shape) -> int:
+    """Users that the plain way is measured on: as many scores as 8,192 users of a catalogue of 100,000 items."""
+    return max(16, min(shape.users // 2, 8192 * 100_000 // shape.items))
 
 
-SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape("pixel200k", 200_000, 96_282),
-        Shape("pixel1m", 1_001_822, 100_541),
-        Shape("pixel8m", 8_886_078, 407_082),
-        Shape("ml20m", 138_493, 26_744, L=200),
-        Shape("books", 776_370, 495_063),
-        Shape("shop", 100_000, 4_800_000, L=512, E=128, blocks=12, heads=8, head_dim=32, sample=1024),
-    )
-}
-TINY = Shape("tiny", 40, 300, L=8, E=16, blocks=1, heads=2, head_dim=8, sample=20)
+def ranking_flops(shape: Shape) -> int:
+    """Of the products that the kernel makes: three bf16 ones in place of one in float32."""
+    return 3 * 2 * shape.users * shape.items * shape.width
 
 
 @dataclass(frozen=True)
@@ -134,45 +101,21 @@ class Timed:
         return sum(start.elapsed_time(end) for start, end in self.events) / 1e3
 
 
-def generate(shape: Shape, device: str) -> Sequences:
-    """U users with L + 1 events: the last is the positive, everything before it the history."""
-    draw = torch.Generator(device).manual_seed(0)
-    events = shape.L + 1
-    items = torch.empty((shape.U, events), dtype=torch.int32, device=device)
-    times = torch.empty((shape.U, events), dtype=torch.int64, device=device)
-    longest = (SPAN[1] - SPAN[0]) // (2 * events)
-    for first in range(0, shape.U, PIECE):
-        part = slice(first, min(shape.U, first + PIECE))
-        items[part].random_(1, shape.V + 1, generator=draw)
-        gaps = torch.randint(longest, times[part].shape, generator=draw, device=device)
-        times[part] = gaps.cumsum(1).add_(SPAN[0])
-    cuts = torch.tensor([shape.L - 1, shape.L, shape.L, shape.L + 1], dtype=torch.int32, device=device)
-    return _store(shape, items, times, cuts[:, None].repeat(1, shape.U))
-
-
-def _store(shape: Shape, items: Tensor, times: Tensor, splits: Tensor) -> Sequences:
-    meta = {"protocol": {"name": "loo-strict"}, "counts": {"items": shape.V}, "time_span": {"train": SPAN}}
-    offsets = torch.arange(len(items) + 1, device=items.device) * items.shape[1]
-    arrays = {"items": items.flatten(), "times": times.flatten(), "offsets": offsets, "splits": splits}
-    return Sequences(Path(f"generated-{shape.name}"), meta, arrays)
-
-
-def first_users(data: Sequences, shape: Shape, users: int) -> Sequences:
+def first_users(data: Sequences, users: int) -> Sequences:
     """The same data with some of its users."""
-    items, times = (x.view(data.num_users, -1)[:users] for x in (data.items, data.times))
-    splits = torch.stack((data.train_end, data.valid_end, data.test_start, data.test_end))[:, :users]
-    return _store(shape, items, times, splits)
+    events = int(data.offsets[users])
+    return Sequences.leave_one_out(
+        data.items[:events], data.times[:events], data.offsets[: users + 1], data.num_items, data.path
+    )
 
 
-def make_model(shape: Shape, device: str) -> Model:
-    """An untrained hstu-trope of this shape."""
+def make_model(shape: Shape, data: Sequences) -> Model:
+    """An untrained hstu-trope of this shape, on the data's device."""
     from trope.model import SequentialRecommender
 
-    sizes = {"width": shape.E, "blocks": shape.blocks, "heads": shape.heads, "head_dim": shape.head_dim}
-    settings = [f"model.{name}={value}" for name, value in {**sizes, "max_len": shape.L}.items()]
     torch.manual_seed(0)
-    with torch.device(device):  # a large table is drawn where it will live
-        return SequentialRecommender(preset("hstu-trope", settings), shape.V, SPAN).to(device)
+    with data.device:  # a large table is drawn where it will live
+        return SequentialRecommender(shape.config("hstu-trope"), shape.items, data.time_span).to(data.device)
 
 
 def complaint(model: Model, data: Sequences, max_len: int) -> str | None:
@@ -190,36 +133,30 @@ def complaint(model: Model, data: Sequences, max_len: int) -> str | None:
     return f"{wrong} of {len(rows_S)} places differ from the exact reference" if wrong else None
 
 
-def matmul_rate(device: str, size: int) -> float:
-    """bf16 operations per second of a large square product on this machine."""
-    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
-    timer = cuda_seconds if device == "cuda" else wall_seconds
-    return 2 * size**3 / statistics.median(timer(lambda: a @ b, 20))
-
-
 def measure(
     shape: Shape, model: Model, data: Sequences, version: str, precision: Precision, backend: Backend, rate: float
 ) -> Row:
     """Evaluate once, after a warm-up on a few users; what was measured on a sample is scaled up."""
     device, users = data.device.type, data.num_users
     for few in (2048, 2047):  # round sizes and others are compiled apart
-        warm = first_users(data, shape, min(users, few))
-        evaluate(model, warm, "test", EvalConfig(), shape.L, precision=precision, backend=backend)
+        warm = first_users(data, min(users, few))
+        evaluate(model, warm, "test", EvalConfig(), shape.max_len, precision=precision, backend=backend)
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     timed = Timed(model, device)
     start = time.perf_counter()
-    evaluate(timed, data, "test", EvalConfig(), shape.L, precision=precision, backend=backend)
+    evaluate(timed, data, "test", EvalConfig(), shape.max_len, precision=precision, backend=backend)
     total = time.perf_counter() - start  # evaluate ends with the transfer of the counts, so nothing is still under way
     encode = timed.seconds()
-    scale = shape.U / users
+    scale = shape.users / users
     peak = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
-    least = shape.ranking_flops / rate
+    least = ranking_flops(shape) / rate
     return Row(
-        shape.name, shape.U, shape.V, shape.L, shape.E, version, precision, users,
+        shape.name, shape.users, shape.items, shape.max_len, shape.width, version, precision, users,
         encode_s=round(encode * scale, 4), rank_s=round((total - encode) * scale, 4), total_s=round(total * scale, 4),
-        users_per_s=round(users / total, 1), peak_GB=round(peak, 2), ranking_TFLOP=round(shape.ranking_flops / 1e12, 3),
+        users_per_s=round(users / total, 1), peak_GB=round(peak, 2),
+        ranking_TFLOP=round(ranking_flops(shape) / 1e12, 3),
         matmul_TFLOP_per_s=round(rate / 1e12, 2), least_rank_s=round(least, 4),
         fraction_of_matmul=round(least / ((total - encode) * scale), 3),
     )  # fmt: skip
@@ -228,28 +165,29 @@ def measure(
 def evaluation_benchmark(shape: str = "pixel1m", csv: Path | None = None, quick: bool = False) -> list[Row]:
     """Check, time and print evaluation at one shape; see `trope bench eval --help`.
 
-    shape: one of SHAPES. csv: also write the rows there. quick: a tiny shape in place of it, a smoke test.
+    shape: by name. csv: also write the rows there. quick: a tiny shape in place of it, a smoke test.
     """
-    if shape not in SHAPES:
-        raise ValueError(f"unknown shape {shape!r}; choose from {', '.join(SHAPES)}")
-    size = TINY if quick else SHAPES[shape]
-    console = Console() if sys.stdout.isatty() else Console(width=130)  # a log file has no width of its own
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size = find_shape("tiny" if quick else shape)
+    find_shape(shape)
+    console = make_console(130)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     environment = describe()
-    rate = matmul_rate(device, 256 if quick else 8192 if device == "cuda" else 1024)
+    rate = measure_ceilings(device, quick).matmul
+    flops = ranking_flops(size)
     console.print(
         f"{environment['device']}: bf16 matmul {rate / 1e12:,.1f} TFLOP/s\n"
-        f"{size.name}: ranking is 3 x 2 x U {size.U:,} x V {size.V:,} x E {size.E} = {size.ranking_flops / 1e12:,.1f} "
-        f"TFLOP, at least {size.ranking_flops / rate:,.2f} s"
+        f"{size.name}: ranking is 3 x 2 x U {size.users:,} x V {size.items:,} x E {size.width} = {flops / 1e12:,.1f} "
+        f"TFLOP, at least {flops / rate:,.2f} s"
     )
-    data, model = generate(size, device), make_model(size, device)
-    sample = first_users(data, size, min(size.sample, size.U))
+    data = generate(size, size.users, full=True, device=device)
+    model = make_model(size, data)
+    sample = first_users(data, sample_users(size))
     rows = []
     # Interpreted kernels are for tests, and only small shapes.
-    fused = HAS_TRITON and (device == "cuda" or (quick and os.environ.get("TRITON_INTERPRET") == "1"))
+    fused = HAS_TRITON and (device.type == "cuda" or (quick and os.environ.get("TRITON_INTERPRET") == "1"))
     if not fused:
         console.print("no CUDA device: timing the plain way on the CPU; Triton's interpreter is not worth timing")
-    elif wrong := complaint(model, sample, size.L):
+    elif wrong := complaint(model, sample, size.max_len):
         console.print(f"[red]{size.name} kernel: no number, {wrong}")
     else:
         rows.append(measure(size, model, sample, "kernel", "fp32", "triton", rate))
@@ -257,7 +195,7 @@ def evaluation_benchmark(shape: str = "pixel1m", csv: Path | None = None, quick:
     rows.append(measure(size, model, sample, "plain", "fp32", "torch", rate))
     console.print(table(rows))
     if csv is not None:
-        write_csv(csv, rows, environment)
+        write_rows(csv, rows, environment)
         console.print(f"written to {csv}")
     return rows
 
@@ -276,11 +214,3 @@ def table(rows: list[Row]) -> Table:
             f"{r.total_s:,.2f}", f"{r.users_per_s:,.0f}", f"{r.peak_GB:.1f}", f"{r.fraction_of_matmul:.0%}",
         )  # fmt: skip
     return view
-
-
-def write_csv(path: Path, rows: list[Row], environment: dict[str, str]) -> None:
-    """The rows, each with the machine, versions and commit they were measured on; whole or absent."""
-    with whole_file(path) as partial, partial.open("w", newline="") as file:
-        writer = csv_module.DictWriter(file, [f.name for f in fields(Row)] + list(environment), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**asdict(row), **environment} for row in rows)

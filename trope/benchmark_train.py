@@ -13,23 +13,18 @@ Shapes: T tokens, E width, V items, C candidates.
 
 from __future__ import annotations
 
-import csv as csv_module
-import itertools
 import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from trope.benchmark import copy_bandwidth
 from trope.benchmark_shapes import Shape, find_shape, generate
+from trope.benchmark_tools import Ceilings, make_console, measure_ceilings, step_seconds, write_rows
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.distributed import Group
@@ -40,7 +35,6 @@ from trope.train import make_optimizer
 from trope.train_fused import FusedStep
 from trope.train_guard import Guard
 from trope.train_step import Feed, Objective
-from trope.whole import whole_file
 
 MODELS = ("hstu", "hstu-time", "hstu-torope", "hstu-trope")
 GiB = 1 << 30
@@ -73,24 +67,6 @@ class Row:
     matmul_TFLOP_per_s: float
 
 
-@dataclass(frozen=True)
-class Ceilings:
-    """What this machine can do: bytes copied and bf16 operations, per second."""
-
-    copy: float
-    matmul: float
-
-
-def measure_ceilings(device: torch.device, quick: bool) -> Ceilings:
-    """A large copy and a large matrix product."""
-    kind = device.type
-    copy = copy_bandwidth(kind, 1 << (20 if quick else 32 if kind == "cuda" else 28))
-    size = 256 if quick or kind == "cpu" else 8192
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    times = step_seconds(lambda: a @ b, device, 5 if quick else 20)
-    return Ceilings(copy, 2 * size**3 / statistics.median(times))
-
-
 def roofline(config: Config, items: int, tokens: int, pairs: int, ceilings: Ceilings) -> dict[str, float]:
     """The least milliseconds of each part of a step.
 
@@ -108,27 +84,6 @@ def roofline(config: Config, items: int, tokens: int, pairs: int, ceilings: Ceil
     attention = 7 * 2 * pairs * model.blocks * inner / ceilings.matmul
     parts = {"table_ms": table, "candidates_ms": candidates, "matmul_ms": matmul, "attention_ms": attention}
     return {name: 1e3 * seconds for name, seconds in parts.items()}
-
-
-def step_seconds(step: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Times of single steps, sorted; on a GPU between events, so that launches count where they are the slower part."""
-    for _ in range(3):
-        step()
-    if device.type == "cpu":
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - start)
-        return sorted(times)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    torch.cuda.synchronize()
-    events[0].record()
-    for event in events[1:]:
-        step()
-        event.record()
-    torch.cuda.synchronize()
-    return sorted(before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(events))
 
 
 class Bench:
@@ -223,7 +178,7 @@ def training_benchmark(
         raise ValueError(f"unknown version {', '.join(unknown)}; choose from fused, plain, eager")
     environment = describe()
     ceilings = measure_ceilings(device, quick)
-    console = Console() if sys.stdout.isatty() else Console(width=150)
+    console = make_console()
     copy, matmul = ceilings.copy / 1e9, ceilings.matmul / 1e12
     console.print(f"{environment['device']}: copy {copy:,.0f} GB/s, bf16 matmul {matmul:,.0f} TFLOP/s")
     rows: list[Row] = []
@@ -315,11 +270,3 @@ def table(rows: list[Row]) -> Table:
             f"{r.peak_GiB:.1f}", *(f"{part:.2f}" for part in parts), f"{r.fraction_of_roofline:.0%}",
         )  # fmt: skip
     return view
-
-
-def write_rows(path: Path, rows: Sequence[Row], environment: dict[str, str]) -> None:
-    """The rows, each with the machine, versions and commit they were measured on; whole or absent."""
-    with whole_file(path) as partial, partial.open("w", newline="") as file:
-        writer = csv_module.DictWriter(file, [f.name for f in fields(Row)] + list(environment), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**asdict(row), **environment} for row in rows)
