@@ -167,6 +167,20 @@ def test_failed_runs_stand_in_the_report_with_their_reason(
     assert "poor-seed1 failed: exit code 3: out of memory" in text and "1 of 6 runs are missing" in text
 
 
+def test_a_reference_that_failed_is_said_to_be_missing(
+    data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "runs"
+    finish(data, variants(), 1, out, better)
+    (out / "fair-seed0" / "metrics.json").unlink()
+    monkeypatch.setattr(Run, "command", lambda *_: ["false"])
+    with pytest.raises(AssertionError, match="exit code 1"):
+        compare(data, out, 1)
+    text = (out / "report.md").read_text()
+    assert "fair, the reference, has no finished run; differences are from good" in text
+    assert "## Against good, the reference" in text and "exit code 1: it printed nothing" in text
+
+
 def test_baselines_are_ranked_once(data: Sequences, reported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (reported / "report.md").read_text()
 

@@ -65,6 +65,7 @@ def ablate(
             f"an ablation needs the full model and another row, and {', '.join(trained.values) or 'none'} could be "
             f"trained; see output.txt in {out}/*"
         )
+    typer.echo(f"{resamples:,} resamples of the users, and the popularity baselines …")
     comparison = compare_values(trained.values, resamples, seed)
     baselines = baseline_metrics(trained.data, trained.runs[0].config, out, device)
     page = ablation_page(trained, comparison, rows, baselines, common, resamples)

@@ -107,6 +107,7 @@ def _compare(
         raise ValueError(
             f"a comparison needs two models, and {len(trained.values)} could be trained; see output.txt in {out}/*"
         )
+    typer.echo(f"{resamples:,} resamples of the users, and the popularity baselines …")
     comparison = compare_values(trained.values, resamples, seed)
     baselines = baseline_metrics(trained.data, trained.runs[0].config, out, device)
     write_report(comparison_page(trained, comparison, baselines, common, resamples), out)

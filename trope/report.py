@@ -133,6 +133,9 @@ def training_section(trained: Trained) -> Section:
 def run_warnings(trained: Trained) -> list[str]:
     """Runs that are missing, with their reason."""
     failed = [f"{name} failed: {reason}" for name, reason in trained.failures]
+    asked, first = trained.variants[0].name, next(iter(trained.values))
+    if asked != first:
+        failed.append(f"{asked}, the reference, has no finished run; differences are from {first}")
     missing = len(trained.runs) - len(trained.lines)
     if missing:
         failed.append(
