@@ -1,4 +1,4 @@
-"""`trope bench train` on a tiny shape: every version takes the same kind of step, and the roofline's terms are right."""
+"""`trope bench train` on a tiny shape: every version takes the same kind of step; the roofline's terms are right."""
 
 from __future__ import annotations
 

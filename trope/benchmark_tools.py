@@ -32,7 +32,7 @@ def make_console(width: int = 150) -> Console:
 
 
 def step_seconds(step: Callable[[], object], device: torch.device | str, repeats: int) -> list[float]:
-    """Times of single steps, sorted, after a warm-up; on a GPU between events, so launches count where they are slower."""
+    """Times of single steps, sorted, after a warm-up; on a GPU between events, so slow launches count."""
     for _ in range(3):
         step()
     if torch.device(device).type == "cpu":
