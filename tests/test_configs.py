@@ -37,7 +37,7 @@ def test_there_is_one_for_every_set_of_the_paper_and_of_ours() -> None:
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_sets_have_the_papers_recipe(name: str) -> None:
-    """Appendix D, Table 6 and the text under it."""
+    """Appendix D, Table 7 and the text under it."""
     config = read_toml(ROOT / "configs" / f"{name}.toml")
     model, train = config.model, config.train
     assert (model.width, model.blocks, model.heads, model.head_dim, model.time_buckets) == (512, 2, 4, 128, 128)
