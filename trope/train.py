@@ -1,10 +1,11 @@
 """Training: the paper's recipe as a loop that can be killed at any moment and resumed to the same end.
 
 Notable: the data live on the device, and a step never waits for it (what is logged is read every `LOG_EVERY` steps);
-what a step draws depends on its number alone (`trope.train_step`), so a checkpoint is parameters, moments and counters;
-under torchrun every process takes its rows of the global batch `train.batch`, and the result is that of one process up
-to rounding (dropout masks aside, which are drawn per process). On a CPU a resumed run is bit-identical; on a GPU only
-where no kernel adds as its threads come by (the gradient of a negative that was drawn three times does).
+what a step draws depends on its number alone, so a checkpoint is parameters, moments and counters; on one GPU a step is
+one launch (`trope.train_fused`), elsewhere plain PyTorch (`trope.train_step`), which is what the former is tested
+against. Under torchrun every process takes its rows of the global batch `train.batch`, and the result is that of one
+process up to rounding (dropout masks aside, which are drawn per process). A resumed run is bit-identical on a CPU, and on
+a GPU for the HSTU models, whose kernels all add in a fixed order.
 """
 
 from __future__ import annotations
