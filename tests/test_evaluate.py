@@ -341,3 +341,14 @@ def test_the_command_refuses_other_data_and_other_settings(data: Sequences, tmp_
     model.save_pretrained(run / "best")
     with pytest.raises(ValueError, match="another catalogue"):
         command(run)
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    from trope.distributed import choose_device
+
+    assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match="device must be auto, cpu, cuda or such as cuda:1, got 'gpu'"):
+        choose_device("gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="torch finds no GPU"):
+            choose_device("cuda")

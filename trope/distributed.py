@@ -55,12 +55,8 @@ class Group:
         self.largest(0)
 
 
-@contextmanager
-def process_group(device: str) -> Iterator[Group]:
-    """The group that torchrun's environment describes, or a group of one.
-
-    device: auto takes a GPU where there is one; under torchrun each process takes its own.
-    """
+def choose_device(device: str) -> torch.device:
+    """The device by name; auto takes a GPU where there is one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -69,6 +65,16 @@ def process_group(device: str) -> Iterator[Group]:
         raise ValueError(f"device must be auto, cpu, cuda or such as cuda:1, got {device!r}") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda was asked for, but torch finds no GPU; take --device cpu")
+    return chosen
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[Group]:
+    """The group that torchrun's environment describes, or a group of one.
+
+    device: auto takes a GPU where there is one; under torchrun each process takes its own.
+    """
+    chosen = choose_device(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Group(0, 1, chosen)

@@ -21,15 +21,15 @@ def evaluate(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="eval.filter_seen=history and the like; may be repeated.")
     ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
 ) -> None:
     """Rank the full catalogue for every user of a split, by the run's best model and by popularity.
 
     The ranks are kept in the run folder, for `trope compare`.
     """
-    import torch
-
     from trope import environment, rank_file
     from trope.baselines import baselines
+    from trope.distributed import choose_device
     from trope.evaluate import evaluate as evaluate_model
     from trope.evaluate import rank_users
     from trope.model import SequentialRecommender
@@ -38,8 +38,8 @@ def evaluate(
     store = open_data(run, data)
     model = SequentialRecommender.from_pretrained(run / "best")
     config = _configure(run / CONFIG, settings or [])
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, store = model.to(device), store.to(device)
+    chosen = choose_device(device)
+    model, store = model.to(chosen), store.to(chosen)
     max_len = config.model.max_len
     ours = evaluate_model(model, store, split, config.eval, max_len, progress=True)
     results = {run.resolve().name: ours}

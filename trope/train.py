@@ -4,8 +4,8 @@ Notable: the data live on the device, and a step never waits for it (what is log
 what a step draws depends on its number alone, so a checkpoint is parameters, moments and counters; on one GPU a step is
 one launch (`trope.train_fused`), elsewhere plain PyTorch (`trope.train_step`), which is what the former is tested
 against. Under torchrun every process takes its rows of the global batch `train.batch`, and the result is that of one
-process up to rounding (dropout masks aside, which are drawn per process). A resumed run is bit-identical on a CPU, and on
-a GPU for the HSTU models, whose kernels all add in a fixed order.
+process up to rounding (dropout masks aside, which are drawn per process). A resumed run is bit-identical on a CPU, and
+on a GPU for the HSTU models, whose kernels all add in a fixed order.
 """
 
 from __future__ import annotations
