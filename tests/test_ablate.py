@@ -98,6 +98,7 @@ def test_the_report_has_both_tables_with_relative_changes(data: Sequences, tmp_p
     finish(data, variants(ROWS, SIZE), 2, out, better)
     result = ablate(data.path, out, "--seeds", 2, "--json", tmp_path / "all.json")
     assert result.exit_code == 0 and "38 finished before" in result.output, result.output
+    assert " 7. - Key RoPE " in result.output and " TO-RoPE - all RAB " in result.output  # on the screen as well
     text, html = (out / "report.md").read_text(), (out / "report.html").read_text()
     paper, ours = (text.split(f"## {title}\n")[1].split("\n## ")[0] for title in ("The paper's rows", "Ours"))
     assert "| configuration" in paper and "Recall@50" in paper and "Recall@10 " not in paper

@@ -64,6 +64,7 @@ def reported(data: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Path:
     finish(data, variants(), 3, out, better)
     said = compare(data, out, 3, "--json", out / "all.json")
     assert "9 finished before" in said and "report.md" in said
+    assert "most popular" in said.split("Results")[1]  # the same table on the screen
     return out
 
 

@@ -54,8 +54,9 @@ def ablate(
     from trope.compare import compare_values
     from trope.compare_command import describe, to_dict
     from trope.report import write_report
-    from trope.report_ablation import ablation_page
+    from trope.report_ablation import TITLES, ablation_page
     from trope.report_baselines import baseline_metrics
+    from trope.report_screen import show_section
     from trope.run_folder import write_json
     from trope.train_many import train_many
 
@@ -70,6 +71,9 @@ def ablate(
     baselines = baseline_metrics(trained.data, trained.runs[0].config, out, device)
     page = ablation_page(trained, comparison, rows, baselines, common, resamples)
     paths = write_report(page, out)
+    for section in page.sections:
+        if section.title in TITLES.values():
+            show_section(section)
     typer.echo(f"report: {', '.join(map(str, paths))}")
     if json is not None:
         labels = {row.variant.name: {"label": row.label, "table": row.table} for row in rows}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trope.compare import Comparison
     from trope.metrics import Interval
     from trope.report import Baselines
+    from trope.report_page import Section
     from trope.train_many import Trained
 
 
@@ -83,10 +84,14 @@ def compare(
         from trope.train_many import train_many
 
         trained = train_many(paths[0], variants, seeds, jobs, out, device)
-        comparison, baselines = _compare(trained, common, out, device, resamples, seed)
+        comparison, baselines, results = _compare(trained, common, out, device, resamples, seed)
         about, failed = describe(trained, common, baselines), bool(trained.failures)
     show(comparison, f"{split}, {comparison.users:,} users, percent with 95 % intervals ({resamples:,} resamples)")
     if models is not None and out is not None:
+        from trope.report_screen import show_section
+
+        typer.echo("")
+        show_section(results)
         typer.echo(f"\nreport: {out / 'report.md'}, {out / 'report.html'}")
     if json is not None:
         write_json(json, {**about, "resamples": resamples, "seed": seed, **to_dict(comparison)})
@@ -97,8 +102,8 @@ def compare(
 
 def _compare(
     trained: Trained, common: tuple[str, ...], out: Path, device: str, resamples: int, seed: int
-) -> tuple[Comparison, Baselines]:
-    """The comparison of what was trained, and the baselines; the report is written."""
+) -> tuple[Comparison, Baselines, Section]:
+    """The comparison of what was trained, the baselines, and the table of both; the report is written."""
     from trope.compare import compare_values
     from trope.report import comparison_page, write_report
     from trope.report_baselines import baseline_metrics
@@ -110,8 +115,9 @@ def _compare(
     typer.echo(f"{resamples:,} resamples of the users, and the popularity baselines …")
     comparison = compare_values(trained.values, resamples, seed)
     baselines = baseline_metrics(trained.data, trained.runs[0].config, out, device)
-    write_report(comparison_page(trained, comparison, baselines, common, resamples), out)
-    return comparison, baselines
+    page = comparison_page(trained, comparison, baselines, common, resamples)
+    write_report(page, out)
+    return comparison, baselines, page.sections[0]
 
 
 def describe(trained: Trained, common: tuple[str, ...], baselines: Baselines) -> dict[str, Any]:

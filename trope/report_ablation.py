@@ -24,7 +24,7 @@ from trope.report_page import Cell, Grid, Page, Section
 from trope.train_many import Trained
 
 METRICS = ("Recall@50", "NDCG@50", "Recall@200", "NDCG@200", "MRR")
-_TITLES = {"paper": "The paper's rows", "ours": "Ours"}
+TITLES = {"paper": "The paper's rows", "ours": "Ours"}
 
 
 def ablation_page(
@@ -38,7 +38,7 @@ def ablation_page(
     """Everything that `trope ablate` found; the first system is the full model."""
     finished = [row for row in rows if row.variant.name in trained.values]
     full, sections = finished[0], []
-    for table, title in _TITLES.items():
+    for table, title in TITLES.items():
         shown = [full, *(row for row in finished[1:] if row.table == table)]
         if len(shown) > 1:
             read = (
