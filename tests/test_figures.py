@@ -31,6 +31,8 @@ from trope.figure_numbers import (
     resonance,
     rms,
     started_at,
+    starting_periods,
+    strength,
 )  # fmt: skip
 from trope.figure_run import RunView, burstiness, example, histories, open_run, test_users
 from trope.figure_style import balance, content, duration, finish, page
@@ -255,6 +257,19 @@ def test_movement_is_the_phase_gained_over_the_span() -> None:
     np.testing.assert_allclose(moved, gained, atol=1e-6)
     assert figure_movement.summary(moved) == (pytest.approx(6.0), 3)
     assert movement(TRoPE(8, conditioning="paper"), "q") is None
+    began = starting_periods(rope)
+    assert began is not None and began[0] == pytest.approx(periods(rope, "q")[0])
+    assert not np.isclose(began[3], periods(rope, "q")[3])
+    assert starting_periods(TRoPE(8, conditioning="paper")) is None
+
+
+def test_cycles_with_a_plane_are_counted_and_the_start_is_told(run: Path, tmp_path: Path, data: Sequences) -> None:
+    assert figure_frequencies.tuned_cycles([np.array([1.04 * DAY, 5.0]), np.array([YEAR, 8 * DAY])]) == 2
+    assert "before training" in figure_frequencies.draw(open_run(run)).title
+    shared = open_run(untrained(data, tmp_path / "run", "hstu-trope", "rotary.bank=calendar"))
+    assert "share their coefficients" in figure_frequencies.draw(shared).title
+    half = shared.ropes[0].learned
+    assert strength(shared.ropes[0]) == pytest.approx(rms(coefficients(shared.ropes[0], "q")[:half]))
 
 
 def test_a_plane_is_chosen_on_which_the_history_is_less_than_a_turn(run: Path) -> None:

@@ -8,7 +8,16 @@ import numpy as np
 
 from trope.data.units import DAY, WEEK, YEAR
 from trope.figure_layers import select
-from trope.figure_numbers import Floats, base_periods, coefficients, nearest_plane, resonance, rms
+from trope.figure_numbers import (
+    Floats,
+    base_periods,
+    coefficients,
+    nearest_plane,
+    periods,
+    resonance,
+    starting_periods,
+    strength,
+)  # fmt: skip
 from trope.figure_run import RunView
 from trope.figure_style import (
     GREY,
@@ -47,32 +56,46 @@ def same_sign(ropes: list[TRoPE]) -> tuple[int, int]:
     return int((products > 0).sum()), int((products != 0).sum())
 
 
+def tuned_cycles(turns: list[Floats]) -> int:
+    """How many calendar cycles have a plane whose turn, in seconds, is close to theirs."""
+    every = np.concatenate(turns)
+    return sum(bool((np.abs(every / cycle - 1) <= CLOSE).any()) for _, cycle in CYCLES)
+
+
+def _tuning(ropes: list[TRoPE], side: str) -> str:
+    """How many cycles are met, after training and, where the run keeps it, before."""
+    now = tuned_cycles([periods(rope, "q" if side == "query" else "k") for rope in ropes])
+    starts = [start for rope in ropes if (start := starting_periods(rope)) is not None]
+    before = f" ({tuned_cycles(starts)} before training)" if starts else ""
+    return f"Calendar cycles with a {side} plane within {100 * CLOSE:.0f} %: {now} of {len(CYCLES)}{before}"
+
+
+def _signs(ropes: list[TRoPE]) -> str:
+    """How query and key coefficients relate."""
+    agree, turning = same_sign(ropes)
+    if all(rope.shared for rope in ropes):
+        return "query and key share their coefficients"
+    if turning:
+        return f"query and key agree in sign in {agree} of {turning} planes"
+    return "only one side turns"
+
+
 def draw(view: RunView) -> Drawn:
     """Coefficients of up to three blocks on the left, resonance curves of calendar cycles on the right."""
     if not view.ropes:
         return unavailable(NAME, SUBJECT, view.why_no_ropes)
-    shown = select([rms(coefficients(rope, "q")) for rope in view.ropes])
+    shown = select([strength(rope) for rope in view.ropes])
     figure = page(6.6)
     left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1.0), squeeze=False)[0]
     for row, (axes, layer) in enumerate(zip(left.subplots(len(shown), 1, squeeze=False)[:, 0], shown, strict=True)):
         _coefficients(axes, view.ropes[layer], layer, row == 0, row == len(shown) - 1)
     left.suptitle("a) coefficients by the period of their plane", x=0.02, ha="left", fontsize=11.5, fontweight="bold")
-    off = []
     for row, (axes, (name, cycle)) in enumerate(zip(right.subplots(len(CYCLES), 1, sharex=True), CYCLES, strict=True)):
         layer, plane, period = nearest_plane(view.ropes, cycle)
-        off.append(abs(period / cycle - 1))
         _curve(axes, name, cycle, period, f"block {layer + 1}, plane {plane + 1}", row == len(CYCLES) - 1)
-    right.suptitle("b) the query plane nearest to each cycle", x=0.02, ha="left", fontsize=11.5, fontweight="bold")
-    tuned = sum(share <= CLOSE for share in off)
-    agree, turning = same_sign(view.ropes)
-    signs = (
-        f"query and key agree in sign in {agree} of {turning} planes"
-        if turning
-        else "only queries turn"
-        if any(rope.rotate_query for rope in view.ropes)
-        else "only keys turn"
-    )
-    title = f"{tuned} of {len(CYCLES)} calendar cycles have a query plane within {100 * CLOSE:.0f} %; {signs}"
+    side = "query" if any(rope.rotate_query for rope in view.ropes) else "key"
+    right.suptitle(f"b) the {side} plane nearest to each cycle", x=0.02, ha="left", fontsize=11.5, fontweight="bold")
+    title = f"{_tuning(view.ropes, side)}; {_signs(view.ropes)}"
     caption = (
         "a) Across: one turn at alpha = 1, which is 2 pi beta. Up: the coefficient that training ended with; the plane "
         "turns alpha times as fast, backwards if negative; at 0 it ignores time. b) The cosine between a query and "
@@ -115,6 +138,6 @@ def _curve(axes: Axes, name: str, cycle: float, period: float, where: str, last:
     axes.set_yticks([-1, 1])
     off = 100 * (period / cycle - 1)
     verdict = "tuned" if close else f"{off:+.0f} %" if abs(off) >= 10 else f"{off:+.1f} %"
-    axes.set_title(f"{name}: one turn in {duration(period)} ({verdict}; {where})", fontsize=10, fontweight="normal")
+    axes.set_title(f"{name}: one turn in {duration(period)} ({verdict}; {where})", fontsize=9.5, fontweight="normal")
     if last:
         axes.set_xlabel("cycles back in time")

@@ -115,13 +115,11 @@ def _circle(axes: Axes, title: str, turns: Floats, queries: Floats | None = None
     axes.add_patch(Circle((0, 0), 1.1, fill=False, color=PALE, lw=1.5))
     axes.plot([0, 0], [1.04, 1.16], color=GREY, lw=1.5)
     radii = np.linspace(INNER, 1.0, len(turns))
-    step = (1.0 - INNER) / max(len(turns) - 1, 1)
     for number, (turn, radius) in enumerate(zip(turns, radii, strict=True)):
         if queries is not None:
-            # The query stands a little further out, or short steps would hide it behind its key.
-            arc, rise = np.linspace(turn, queries[number], 60), np.linspace(radius, radius + step / 2, 60)
-            axes.plot(*_place(arc, rise), color=QUERY, lw=1.6, alpha=0.7, zorder=1)
-            axes.plot(*_place(arc[-1:], rise[-1:]), "D", color=QUERY, ms=6.5, mfc="white", mew=1.8, zorder=4)
+            arc = np.linspace(turn, queries[number], 60)
+            axes.plot(*_place(arc, radius), color=QUERY, lw=1.6, alpha=0.7, zorder=1)
+            axes.plot(*_place(arc[-1:], radius), "D", color=QUERY, ms=8, mfc="white", mew=2, zorder=2)
         x, y = _place(np.array([turn]), radius)
         # A spoke shows the angle, whatever the radius.
         axes.plot(*_place(np.array([turn, turn]), np.array([0.0, 1.1])), color="#E4E4E4", lw=1, zorder=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trope.figure_attention import attention_maps, unpadded
-from trope.figure_numbers import Floats, Side, causal_correlation, coefficients, geometry, rms, started_at
+from trope.figure_numbers import Floats, Side, causal_correlation, coefficients, geometry, rms, started_at, strength
 from trope.figure_run import RunView, example
 from trope.figure_style import INK, KEY, QUERY, Drawn, diverging, finish, page, rising, unavailable
 from trope.rotary import TRoPE, query_times
@@ -35,7 +35,7 @@ def draw(view: RunView) -> Drawn:
         return unavailable(NAME, SUBJECT, view.why_no_ropes)
     batch = unpadded(example(view))
     looking_from = query_times(batch.times, t_now=batch.t_now, check_values=False)[0]
-    strengths = [rms(coefficients(rope, "q")) for rope in view.ropes]
+    strengths = [strength(rope) for rope in view.ropes]
     shown = select(strengths)
     parts = [geometry(view.ropes[block], batch.times[0], looking_from) for block in shown]
     maps = attention_maps(view.model, batch)
@@ -75,25 +75,26 @@ def _bars(axes: Axes, ropes: list[TRoPE], shown: list[int]) -> None:
     at = np.arange(len(ropes))
     both = any(coefficients(rope, "k").any() for rope in ropes)
     sides: list[tuple[Side, str, str, float]] = [("q", QUERY, "query", -0.2 if both else 0.0), ("k", KEY, "key", 0.2)]
-    for side, colour, word, offset in sides[: 1 + both]:
-        values = [rms(coefficients(rope, side)) for rope in ropes]
+    drawn = sides[: 1 + both]
+    starts = {side: [started_at(rope, side) for rope in ropes] for side, *_ in drawn}
+    known = [rms(start) for column in starts.values() for start in column if start is not None]
+    right = max([strength(rope, side) for rope in ropes for side, *_ in drawn] + known + [1e-6])
+    for side, colour, word, offset in drawn:
+        values = [strength(rope, side) for rope in ropes]
         axes.barh(at + offset, values, 0.36, color=colour)
-        for place, value in zip(at + offset, values, strict=True):
-            axes.annotate(
-                f"{word} {value:.2f}", (0, place), (6, 0), textcoords="offset points", va="center", color="white",
-                fontweight="bold",
-            )  # fmt: skip
-        for place, rope in zip(at + offset, ropes, strict=True):
-            start = started_at(rope, side)
+        for place, value, start in zip(at + offset, values, starts[side], strict=True):
             if start is not None:
                 axes.plot([rms(start)] * 2, [place - 0.2, place + 0.2], color=INK, lw=2)
+            axes.annotate(
+                f"{word} {value:.2f}", (right, place), (8, 0), textcoords="offset points", va="center", color=colour,
+                fontweight="bold",
+            )  # fmt: skip
     axes.set_yticks(
         at, [f"block {layer + 1}" + (" *" if len(shown) < len(ropes) and layer in shown else "") for layer in at]
     )
     axes.set_ylim(max(len(ropes), 2) - 0.5, -0.5)
-    axes.margins(x=0.1)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("RMS of alpha (no unit)" + ("; * shown on the right" if len(shown) < len(ropes) else ""))
+    axes.set_xlim(0, 1.75 * right)
+    axes.set_xlabel("RMS of alpha (no unit)" + ("\n* shown on the right" if len(shown) < len(ropes) else ""))
 
 
 def _maps(figure: Figure, shown: list[int], parts: list[Floats], whole: list[Floats]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trope.figure_layers import select
-from trope.figure_numbers import Floats, Side, base_periods, coefficients, movement, rms
+from trope.figure_numbers import Floats, Side, base_periods, movement, strength
 from trope.figure_run import RunView
 from trope.figure_style import (
     GREY,
@@ -44,7 +44,7 @@ def draw(view: RunView) -> Drawn:
         rope = view.ropes[0]
         why = "its frequencies are frozen" if not rope.learnable else 'conditioning="paper" does not keep the start'
         return unavailable(NAME, SUBJECT, f"There is nothing to compare with: {why}.")
-    shown = select([rms(coefficients(rope, "q")) for rope in view.ropes])
+    shown = select([strength(rope) for rope in view.ropes])
     figure = page(1.6 + 2.2 * len(shown))
     panels = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
     for row, (axes, layer) in enumerate(zip(panels, shown, strict=True)):
@@ -92,6 +92,7 @@ def _panel(axes: Axes, rope: TRoPE, layer: int, first: bool, last: bool) -> None
     if reach > 2:
         for edge in (-math.pi, math.pi):
             axes.axhline(edge, color=GREY, lw=1, ls=":")
+    reach = max(reach, 0.1)  # rounding is no movement
     sides_strip(axes, words, (-reach, reach))
     axes.set_ylabel(f"block {layer + 1}\nradians over the data")
     if last:

@@ -29,6 +29,11 @@ def coefficients(rope: TRoPE, side: Side) -> Floats:
     return rope.alpha(side).detach().numpy()
 
 
+def strength(rope: TRoPE, side: Side = "q") -> float:
+    """RMS of a block's coefficients; the calendar bank's frozen ones are left out."""
+    return rms(coefficients(rope, side)[: rope.learned])
+
+
 def started_at(rope: TRoPE, side: Side) -> Floats | None:
     """The coefficients that training began with, of the learned planes; None where the run does not keep them."""
     start = dict(rope.named_buffers()).get(f"alpha0_{'q' if rope.shared else side}")
@@ -58,6 +63,15 @@ def nearest_plane(ropes: list[TRoPE], period: float) -> tuple[int, int, float]:
     table = np.stack([periods(rope, side) for rope in ropes])
     layer, plane = np.unravel_index(np.argmin(np.abs(np.log(table / period))), table.shape)
     return int(layer), int(plane), float(table[layer, plane])
+
+
+def starting_periods(rope: TRoPE) -> Floats | None:
+    """Seconds of one turn of the query planes before training; None where the run does not keep the start."""
+    start = started_at(rope, "q")
+    if start is None or not rope.rotate_query:
+        return None
+    frozen = np.ones(rope.planes - rope.learned)
+    return base_periods(rope) / np.abs(np.concatenate((start, frozen)))
 
 
 def resonance(seconds: Floats, period: float | Floats) -> Floats:

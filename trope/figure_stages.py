@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trope.figure_numbers import BLOCKS, Floats, block_sequence, block_share, coefficients, geometry, rms
+from trope.figure_numbers import BLOCKS, Floats, block_sequence, block_share, geometry, strength
 from trope.figure_run import RunView
 from trope.figure_style import GREY, INK, Drawn, diverging, finish, page
 from trope.rotary import IndexRoPE, TRoPE
@@ -38,7 +38,7 @@ def stages(view: RunView) -> dict[str, Floats | None]:
 
 def strongest(ropes: list[TRoPE]) -> int:
     """The block whose query coefficients have the largest RMS."""
-    return int(np.argmax([rms(coefficients(rope, "q")) for rope in ropes]))
+    return int(np.argmax([strength(rope) for rope in ropes]))
 
 
 def draw(view: RunView) -> Drawn:
