@@ -45,7 +45,7 @@ def changes(name: str) -> dict[str, object]:
 def ablate(data: Path, out: Path, *more: object) -> Result:
     chosen = [part for setting in SIZE for part in ("--set", setting)]
     line = ["ablate", data, "--out", out, "--device", "cpu", "--resamples", 200, *chosen, *more]
-    return CliRunner().invoke(cli.app, list(map(str, line)), catch_exceptions=False)
+    return CliRunner(env={"COLUMNS": "140"}).invoke(cli.app, list(map(str, line)), catch_exceptions=False)
 
 
 def test_the_papers_rows_are_cumulative_then_single() -> None:

@@ -53,7 +53,7 @@ def compare(data: Sequences, out: Path, seeds: int = 3, *more: object) -> str:
         "compare", data.path, "--models", "", "--variant", "fair=hstu", *VARIANTS, "--seeds", seeds, "--device", "cpu",
         "--out", out, "--resamples", 300, *chosen, *more,
     ]  # fmt: skip
-    result = CliRunner().invoke(cli.app, list(map(str, arguments)), catch_exceptions=False)
+    result = CliRunner(env={"COLUMNS": "140"}).invoke(cli.app, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
