@@ -56,7 +56,11 @@ def facts(trained: Trained, common: Sequence[str], resamples: int) -> list[tuple
         ("Tested on", f"{asked.users:,} users, {several}, ranked in the full catalogue; ties count as their mean"),
         ("filter_seen", "; ".join(f"{name}: {_FILTERS[name]}" for name in filters)),
         ("Choice of epoch", choice(data.protocol)),
-        ("Seeds", f"{', '.join(map(str, seeds))}; {len(trained.lines)} of {len(trained.runs)} runs are finished"),
+        (
+            "Seeds",
+            f"{', '.join(map(str, seeds))}; {len(trained.lines)} of {len(trained.runs)} runs are finished. Models draw "
+            "different numbers from one seed, so two of them do not start from the same weights",
+        ),
         ("Settings of all", ", ".join(common) or "the presets' own"),
         (
             "Intervals",
