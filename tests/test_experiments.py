@@ -19,7 +19,7 @@ import pytest
 from training import SIZE, last_step, tiny, tiny_data
 from typer.testing import CliRunner, Result
 
-from trope import cli, experiments
+from trope import cli, experiments, train_many
 from trope.config import to_toml
 from trope.data.sequences import Sequences
 from trope.experiments import Outcome, Run, Variant, plan, run_all
@@ -307,6 +307,22 @@ def test_handlers_of_signals_are_put_back(data: Sequences, tmp_path: Path, monke
     fake_command(monkeypatch, FINISHES)
     run_all(fake_runs(tmp_path), data.path, 3)
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_results_are_written_as_each_run_ends(
+    trained: Path, data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(runs: list[Run], data: Path, jobs: int, device: str, ended, *_: object) -> None:
+        shutil.copytree(trained / runs[0].folder.name, runs[0].folder)
+        ended(Outcome(runs[0], 1.0, None))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_many, "run_all", interrupted)
+    variants = [Variant(name, name, SETTINGS) for name in ("hstu", "sasrec")]
+    with pytest.raises(KeyboardInterrupt):
+        train_many.train_many(data.path, variants, 1, 1, tmp_path / "runs", "cpu")
+    (line,) = (tmp_path / "runs" / "results.jsonl").read_text().splitlines()
+    assert json.loads(line)["name"] == "hstu"
 
 
 def test_an_interrupted_comparison_continues_where_it_was(

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from trope.data.sequences import Sequences
-from trope.experiments import Run, Variant, mean_over_seeds, plan, run_all, write_results
+from trope.experiments import Outcome, Run, Variant, mean_over_seeds, plan, run_all, write_results
 from trope.metrics import Floats
 from trope.watch import Watch
 
@@ -32,7 +32,7 @@ class Trained:
 
 
 def train_many(data: Path, variants: Sequence[Variant], seeds: int, jobs: int, out: Path, device: str) -> Trained:
-    """Train what is not finished yet, and write results.jsonl."""
+    """Train what is not finished yet, and write results.jsonl, anew as each run ends."""
     sequences = Sequences.load(data)
     if seeds < 1:
         raise ValueError(f"at least one seed, got --seeds {seeds}")
@@ -41,7 +41,12 @@ def train_many(data: Path, variants: Sequence[Variant], seeds: int, jobs: int, o
     runs = plan(variants, range(seeds), out)
     typer.echo(f"{len(runs)} runs in {out}, {sum(run.is_finished for run in runs)} finished before")
     with Watch(runs) as watch:
-        outcomes = run_all(runs, data, jobs, device, watch.ended, watch.began, watch.tick)
+
+        def ended(outcome: Outcome) -> None:
+            write_results(runs, out)  # each time: an interrupted comparison has what it finished
+            watch.ended(outcome)
+
+        outcomes = run_all(runs, data, jobs, device, ended, watch.began, watch.tick)
     failures = [(each.run.folder.name, each.failure) for each in outcomes if each.failure is not None]
     lines = write_results(runs, out)
     return Trained(sequences, list(variants), runs, lines, mean_over_seeds(runs), failures)
