@@ -25,6 +25,10 @@ class RotaryConfig:
     kind: none, trope, torope, or index (standard RoPE).
     position, learnable, multiscale, shifted, conjugate: the paper's five parts, each a switch (TRoPE).
     rotate_query, rotate_key, share_alpha, alpha_init: ablations of the coefficients (TRoPE).
+    stationary, step: share of planes that know only gaps; s of the conditioning (TRoPE).
+    beta_min, beta_max: ends of the geometric bank in seconds; none for the paper's 1e2 and 1e8 (TRoPE).
+    jitter: in training every history is moved by a random number of whole days, weeks or years, so that the date itself
+        cannot be learned by heart; gaps stay (TRoPE).
     bank, conditioning, phase: geometric or calendar; span or paper; exact or fp32 (TRoPE).
     fusion, time_share, unit: how TO-RoPE divides planes between time and index.
     """
@@ -38,7 +42,12 @@ class RotaryConfig:
     rotate_query: bool = True
     rotate_key: bool = True
     share_alpha: bool = False
-    alpha_init: Literal["normal", "ones"] = "normal"
+    alpha_init: Literal["normal", "ones", "calendar"] = "normal"
+    stationary: float = 0.0
+    step: float = 8.0
+    beta_min: float | None = None
+    beta_max: float | None = None
+    jitter: Literal["none", "day", "week", "year"] = "none"
     bank: Literal["geometric", "calendar"] = "geometric"
     conditioning: Literal["span", "paper"] = "span"
     phase: Literal["exact", "fp32"] = "exact"
@@ -154,6 +163,7 @@ def _check(config: Config) -> None:
         "model.width": model.width, "model.blocks": model.blocks, "model.heads": model.heads,
         "model.head_dim": model.head_dim, "model.max_len": model.max_len, "train.batch": train.batch,
         "train.lr": train.lr, "train.epochs": train.epochs, "train.temperature": train.temperature,
+        "rotary.step": config.rotary.step,
         "train.negatives": train.negatives, "train.eval_every": train.eval_every, "eval.batch": config.eval.batch,
     }  # fmt: skip
     for path, value in positive.items():

@@ -25,10 +25,11 @@ from trope.kernels.attention import time_gaps
 from trope.kernels.backend import resolve_backend
 from trope.kernels.spans import Spans
 from trope.layers import Context, Rotation, first_rotary, make_blocks, relative_intervals
-from trope.rotary import TRoPE, query_times
+from trope.rotary import DAY, WEEK, YEAR, TRoPE, query_times
 from trope.rotary_base import sequence_of
 from trope.whole import whole_folder
 
+PERIODS = {"day": DAY, "week": WEEK, "year": YEAR}  # of rotary.jitter
 FORMAT = "trope-model-1"
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
@@ -154,6 +155,9 @@ class SequentialRecommender(nn.Module):
     ) -> Context:
         model, device = self.config.model, x_TE.device.type
         rotary = first_rotary(self.blocks)
+        if self.training and self.config.rotary.jitter != "none":
+            moved_T = self._jitter(spans, times_T)
+            times_T, query_times_T = times_T + moved_T, query_times_T + moved_T  # gaps stay as they were
         coords = None if rotary is None else self._coordinates(rotary, times_T, query_times_T, index_T)
         gaps = intervals = None
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_TE.dtype
@@ -167,6 +171,19 @@ class SequentialRecommender(nn.Module):
         elif seed is None:
             seed = torch.randint(2**62, (1,), device=x_TE.device)
         return Context(spans, coords, gaps, intervals, seed, dtype)
+
+    def _jitter(self, spans: Spans, times_T: Tensor) -> Tensor:
+        """Seconds to move each history by: a random number of whole periods, at most half the time span either way."""
+        first, last = self.time_span
+        period = PERIODS[self.config.rotary.jitter]
+        most = max(1, int((last - first) / 2 / period))
+        periods_B = torch.randint(-most, most + 1, spans.starts_B.shape, device=times_T.device)
+        token_T = torch.arange(len(times_T), device=times_T.device)
+        if spans.is_padded:
+            row_T = token_T // spans.max_len
+        else:
+            row_T = torch.searchsorted(spans.starts_B + spans.lengths_B, token_T, right=True)
+        return (periods_B.double() * period).long()[row_T.clamp(max=len(spans.starts_B) - 1)]
 
     def _coordinates(
         self, rotary: Rotation, times_T: Tensor, query_times_T: Tensor, index_T: Tensor

@@ -35,6 +35,7 @@ DAY, WEEK, YEAR = 86_400.0, 604_800.0, 365.2425 * 86_400.0  # the Gregorian mean
 # one optimiser step moves a phase by O(lr) anywhere in it. A log's own span lets frequencies adapt faster.
 NEUTRAL_SPAN = (946_684_800, 1_893_456_000)
 NEUTRAL_INDEX_SPAN = (0, 10_000)  # for position="index": what index RoPE's own bank resolves
+CALENDAR_PERIODS = 24  # year, week, day and their fractions down to some hours, for alpha_init="calendar"
 STEP = 8.0  # one unit of delta turns a plane by this many radians over the whole time span
 
 
@@ -116,7 +117,12 @@ class TRoPE(Rotary):
         rotate_query, rotate_key: rotate only one side, for ablations.
         share_alpha: one coefficient for query and key, as Theorems 1 and 2 assume. With independent ones, `conjugate`
             only renames alpha_k to -alpha_k: the same family of functions.
-        alpha_init: coefficients start from N(0, 1) as in the paper, or at "ones" (plain timestamp RoPE).
+        alpha_init: coefficients start from N(0, 1) as in the paper, or at "ones" (plain timestamp RoPE), or at
+            "calendar": drawn as in the paper, then moved so that each plane's period is the nearest of the calendar's
+            (year, week, day and their first fractions); planes slower than a year or faster than those stay as drawn.
+        stationary: share of the planes, the slowest, whose query and key share a coefficient and direction: they know
+            the gap and not the date, which a plane slower than the data would only memorise.
+        step: s of the conditioning: one unit of delta turns a plane by so many radians over the time span.
         bank: "geometric"; or "calendar": the first half of the planes stationary (shared coefficient, no conjugate) on
             the geometric bank up to the time span, the second half absolute on frozen calendar harmonics.
         beta_min, beta_max: ends of the geometric bank, seconds (for position="index": 1 and 1e4 steps).
@@ -144,7 +150,9 @@ class TRoPE(Rotary):
         rotate_query: bool = True,
         rotate_key: bool = True,
         share_alpha: bool = False,
-        alpha_init: Literal["normal", "ones"] = "normal",
+        alpha_init: Literal["normal", "ones", "calendar"] = "normal",
+        stationary: float = 0.0,
+        step: float = STEP,
         bank: Literal["geometric", "calendar"] = "geometric",
         beta_min: float | None = None,
         beta_max: float | None = None,
@@ -158,12 +166,21 @@ class TRoPE(Rotary):
         super().__init__(head_dim, rotary_dim, layout, backend, check_values)
         validate.check_choice("position", position, ("times", "index"))
         validate.check_choice("bank", bank, ("geometric", "calendar"))
-        validate.check_choice("alpha_init", alpha_init, ("normal", "ones"))
+        validate.check_choice("alpha_init", alpha_init, ("normal", "ones", "calendar"))
         validate.check_choice("conditioning", conditioning, ("span", "paper"))
         validate.check_choice("phase", phase, ("exact", "fp32"))
         by_index = position == "index"
         if bank == "calendar" and (by_index or not multiscale or self.planes < 2):
             raise ValueError('bank="calendar" needs times, multiscale=True and at least two planes')
+        if not 0 <= stationary <= 1 or (stationary and bank == "calendar"):
+            raise ValueError(
+                f"stationary must be a share of the planes, from 0 to 1, got {stationary}"
+                + ('; bank="calendar" has its own stationary half' if bank == "calendar" else "")
+            )
+        if stationary and not (rotate_query and rotate_key):
+            raise ValueError("stationary planes turn queries and keys alike; rotate both, or set stationary to 0")
+        if not step > 0:
+            raise ValueError(f"step must be greater than 0, got {step}")
         self.position, self.bank, self.conditioning, self.phase = position, bank, conditioning, phase
         self.learnable, self.multiscale, self.shifted, self.conjugate = learnable, multiscale, shifted, conjugate
         self.rotate_query, self.rotate_key, self.require_t_now = rotate_query, rotate_key, require_t_now
@@ -171,6 +188,9 @@ class TRoPE(Rotary):
         self.beta_max = beta_max or (1e4 if by_index else 1e8)
         # Absolute calendar planes are frozen: only the first `learned` planes have a coefficient.
         self.learned = self.planes // 2 if bank == "calendar" else self.planes
+        self.step = step
+        # Of the geometric bank the first planes are the fastest.
+        self.absolute = self.planes - round(stationary * self.planes)
         self._linear_cache: tuple[list[Any], tuple[Tensor, ...]] | None = None
         self.shared = share_alpha or bank == "calendar"
 
@@ -185,8 +205,10 @@ class TRoPE(Rotary):
         self.register_load_state_dict_post_hook(_rebuild_bank)
         for side, present in (("q", rotate_query or self.shared), ("k", rotate_key and not self.shared)):
             if present:
-                alpha = torch.randn(self.learned) if alpha_init == "normal" else torch.ones(self.learned)
-                self._add_coefficients(side, alpha)
+                alpha = torch.ones(self.learned) if alpha_init == "ones" else torch.randn(self.learned)
+                if alpha_init == "calendar":
+                    alpha = _to_calendar(alpha, self.betas[: self.learned])
+                self._add_coefficients(side, alpha if side == "q" else alpha[: self.absolute])
 
     def _add_coefficients(self, side: str, alpha: Tensor) -> None:
         if self.conditioning == "paper" and self.learnable:
@@ -208,8 +230,8 @@ class TRoPE(Rotary):
             betas = torch.full_like(betas, math.sqrt(self.beta_min * self.beta_max))
         if self.bank == "calendar":
             betas = torch.cat((betas, calendar_bank(self.planes - self.learned)))
-        # The change of coordinates: one unit of delta turns time t by STEP * (t - t0) / T, whatever beta is.
-        return torch.stack((betas, 2 * math.pi * betas, STEP * betas / span))
+        # The change of coordinates: one unit of delta turns time t by step * (t - t0) / T, whatever beta is.
+        return torch.stack((betas, 2 * math.pi * betas, self.step * betas / span))
 
     def _constants(self) -> Tensor:
         return from_bits(self.get_buffer("_bank_bits"))
@@ -221,17 +243,23 @@ class TRoPE(Rotary):
 
     def alpha(self, side: Literal["q", "k"]) -> Tensor:
         """The coefficients in effect, float64 [P]: alpha_q or alpha_k of eq. learnable, zeros if that side is off."""
-        betas, _, gain = self._constants()
+        betas = self.betas
         if not (self.rotate_query if side == "q" else self.rotate_key):
             return torch.zeros_like(betas)
-        name = "q" if self.shared else side
+        alpha = self._own_alpha("q" if self.shared else side)
+        if self.learned < self.planes:
+            return torch.cat((alpha, torch.ones_like(betas[self.learned :])))
+        # Stationary planes of the key have the query's coefficients.
+        return torch.cat((alpha, self._own_alpha("q")[len(alpha) :])) if len(alpha) < self.planes else alpha
+
+    def _own_alpha(self, side: str) -> Tensor:
+        """The coefficients of one side that have values of their own, float64."""
         if self.conditioning == "paper" and self.learnable:
-            alpha = float64(self.get_parameter(f"alpha_{name}"))
-        else:
-            alpha = float64(self.get_buffer(f"alpha0_{name}"))
-            if self.learnable:
-                alpha = alpha + gain[: self.learned] * float64(self.get_parameter(f"delta_{name}"))
-        return torch.cat((alpha, torch.ones_like(betas[self.learned :]))) if self.learned < self.planes else alpha
+            return float64(self.get_parameter(f"alpha_{side}"))
+        alpha = float64(self.get_buffer(f"alpha0_{side}"))
+        if not self.learnable:
+            return alpha
+        return alpha + self._constants()[2][: len(alpha)] * float64(self.get_parameter(f"delta_{side}"))
 
     def _signed_alpha(self) -> tuple[Tensor, Tensor]:
         """Query and key coefficients with the key's direction: conjugate planes turn by the negative angle."""
@@ -239,8 +267,13 @@ class TRoPE(Rotary):
         if not self.conjugate:
             return alpha_q, alpha_k
         if self.bank == "geometric":
-            return alpha_q, -alpha_k
+            return alpha_q, self._direction() * alpha_k
         return alpha_q, torch.cat((alpha_k[: self.learned], -alpha_k[self.learned :]))
+
+    def _direction(self) -> Tensor:
+        """Of the key's planes: -1 where they turn the other way, float64 [P]."""
+        betas = self.betas
+        return torch.where(torch.arange(self.planes, device=betas.device) < self.absolute, -1.0, 1.0).to(betas)
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
         """alpha / (2 pi beta) of the query planes and, signed, of the key planes: turns per second, float64 [1, P]."""
@@ -253,7 +286,10 @@ class TRoPE(Rotary):
         if not self.is_linear:
             return super().turns()
         name = "alpha" if self.conditioning == "paper" else "delta"
-        deltas_q, deltas_k = (self.get_parameter(f"{name}_{side}") for side in ("q", "q" if self.shared else "k"))
+        deltas_q: Tensor = self.get_parameter(f"{name}_q")
+        deltas_k = deltas_q if self.shared else self.get_parameter(f"{name}_k")
+        if len(deltas_k) < self.planes:
+            deltas_k = torch.cat((deltas_k, deltas_q[len(deltas_k) :]))
         freqs_q, freqs_k, slopes_q, slopes_k, origin = self._linear()
         return Turns(freqs_q, freqs_k, slopes_q, slopes_k, deltas_q, deltas_k, origin)
 
@@ -276,12 +312,16 @@ class TRoPE(Rotary):
     def _form_linear(self) -> tuple[Tensor, ...]:
         _, periods, gain = self._constants()
         bases, slopes = [], []
-        for side, sign in (("q", 1.0), ("k", -1.0 if self.conjugate else 1.0)):
-            start = self._buffers.get(f"alpha0_{'q' if self.shared else side}")
-            base = torch.zeros_like(periods) if start is None else start.double() / periods
+        one = torch.ones_like(periods)
+        for side, sign in (("q", one), ("k", self._direction() if self.conjugate else one)):
+            base = torch.zeros_like(periods)
+            if self.conditioning == "span":
+                start = self.get_buffer(f"alpha0_{'q' if self.shared else side}")
+                start = torch.cat((start, self.get_buffer("alpha0_q")[len(start) :]))
+                base = start.double() / periods
             slope = 1 / periods if self.conditioning == "paper" else gain / periods
-            bases.append(sign * base[None])
-            slopes.append(sign * slope[None])
+            bases.append((sign * base)[None])
+            slopes.append((sign * slope)[None])
         origin = self._buffers.get("t0")
         return (*bases, *slopes, torch.zeros_like(self.get_buffer("_bank_bits")[0, 0]) if origin is None else origin)
 
@@ -330,6 +370,16 @@ class TRoPE(Rotary):
         off = [part for part in parts if not getattr(self, part)]
         choices = f"position={self.position}, bank={self.bank}, conditioning={self.conditioning}, phase={self.phase}"
         return f"{super().extra_repr()}, {choices}" + (f", without {', '.join(off)}" if off else "")
+
+
+def _to_calendar(alpha: Tensor, betas: Tensor) -> Tensor:
+    """Coefficients of the same signs whose planes have the nearest periods of the calendar, where it has one."""
+    periods = 2 * math.pi * betas / alpha.double().abs()
+    known = 2 * math.pi * calendar_bank(CALENDAR_PERIODS)
+    nearest = known[(periods.log()[:, None] - known.log()).abs().argmin(dim=1)]
+    is_inside = (periods >= known.min()) & (periods <= known.max())
+    moved = alpha.sign() * 2 * math.pi * betas / nearest
+    return torch.where(is_inside, moved, alpha.double()).float()
 
 
 def _rebuild_bank(module: nn.Module, _: object) -> None:
