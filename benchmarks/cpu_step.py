@@ -38,9 +38,8 @@ def main() -> None:
                 times.append(time.perf_counter() - start)
         times = sorted(times[WARM_UP:])
         fastest, median = times[len(times) // 5], times[len(times) // 2]
-        print(
-            f"{commit()} {model}: p20 {1e3 * fastest:.1f} ms, p50 {1e3 * median:.1f} ms, {torch.get_num_threads()} threads"
-        )
+        threads = torch.get_num_threads()
+        print(f"{commit()} {model}: p20 {1e3 * fastest:.1f} ms, p50 {1e3 * median:.1f} ms, {threads} threads")
 
 
 if __name__ == "__main__":
