@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from trope import __version__
 from trope.config import Config, from_dict, to_dict
+from trope.hub import find_folder
 from trope.kernels.attention import time_gaps
 from trope.kernels.backend import resolve_backend
 from trope.kernels.spans import Spans
@@ -219,9 +220,9 @@ class SequentialRecommender(nn.Module):
         }
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> SequentialRecommender:
-        """Read what `save_pretrained` wrote."""
-        folder = Path(folder)
+    def from_pretrained(cls, source: str | Path, revision: str | None = None) -> SequentialRecommender:
+        """Read what `save_pretrained` wrote: a folder, or a repository on the Hugging Face hub ("owner/name")."""
+        folder = find_folder(source, revision)
         described = _read_config(folder)
         model = cls(from_dict(described["config"]), described["num_items"], tuple(described["time_span"]))
         try:

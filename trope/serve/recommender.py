@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trope.data.sequences import FILTERS
+from trope.hub import find_folder
 from trope.model import SequentialRecommender
 from trope.serve.catalogue import Catalogue
 from trope.serve.frames import Events, column_per_user, read_events, write_recommendations
@@ -66,9 +67,12 @@ class Recommender:
             self._vectors_VE = self.model.item_vectors()
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, device: str = "auto") -> Recommender:
-        """Open a run made by `trope train`, or a folder with a model and its catalogue; nothing is unpickled."""
-        folder = Path(folder)
+    def from_pretrained(cls, source: str | Path, device: str = "auto", revision: str | None = None) -> Recommender:
+        """Open a run made by `trope train`, or a folder with a model and its catalogue; nothing is unpickled.
+
+        source: the folder, or a repository on the Hugging Face hub ("owner/name"), with `revision`.
+        """
+        folder = find_folder(source, revision)
         best = folder / BEST
         model = SequentialRecommender.from_pretrained(best if best.is_dir() else folder)
         return cls(model, Catalogue.load(folder / CATALOGUE), device)
