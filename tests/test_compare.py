@@ -124,3 +124,10 @@ def test_damaged_or_pickled_ranks_are_refused(runs: list[Path]) -> None:
         np.savez(path, **(good | change))
         with pytest.raises(ValueError, match="damaged or foreign"):
             compare_runs(runs)
+
+
+def test_of_many_runs_the_main_metrics_are_shown(runs: list[Path], tmp_path: Path) -> None:
+    more = [*runs, save(tmp_path / "other", np.arange(USERS))]
+    few, many = command(*runs, "--resamples", 50), command(*more, "--resamples", 50)
+    assert "Recall@200" in few and "--json writes all" not in few
+    assert "Recall@200" not in many and "NDCG@10" in many and "of 10 metrics 4 are shown; --json writes all" in many

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from trope.report_page import Section
     from trope.train_many import Trained
 
+FEW_SYSTEMS = 3  # of more, only the main metrics are printed
+MAIN_METRICS = ("HR@10", "NDCG@10", "Recall@50", "MRR")
+
 
 def compare(
     paths: Annotated[
@@ -136,18 +139,19 @@ def describe(trained: Trained, common: tuple[str, ...], baselines: Baselines) ->
 
 
 def show(comparison: Comparison, title: str) -> None:
-    """Print a comparison: under each metric a line for each system."""
+    """Print a comparison: under each metric a line for each system; of many systems only the main metrics."""
     from rich.console import Console
     from rich.table import Table
 
     reference = comparison.systems[0].name
+    shown = MAIN_METRICS if len(comparison.systems) > FEW_SYSTEMS else comparison.metrics
     table = Table(title=title, title_justify="left", box=None)
     for heading in ("metric", "run", "mean", "interval", "difference", "interval"):
         # On a narrow terminal long names are folded and numbers stay whole.
         table.add_column(heading, justify="right" if heading in ("mean", "difference") else "left")
         table.columns[-1].overflow, table.columns[-1].no_wrap = "fold", heading != "run"
     for row, metric in enumerate(comparison.metrics):
-        for system in comparison.systems:
+        for system in comparison.systems if metric in shown else []:
             cells = [metric if system.difference is None else "", system.name, *_cells(system.values, row)]
             if system.difference is not None:
                 mean, bounds = _cells(system.difference, row, sign="+")
@@ -156,6 +160,8 @@ def show(comparison: Comparison, title: str) -> None:
     console = Console()
     console.print(table)
     console.print(f"\ndifference: from {reference}; * where its interval leaves out 0")
+    if len(shown) < len(comparison.metrics):
+        console.print(f"of {len(comparison.metrics)} metrics {len(shown)} are shown; --json writes all")
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
