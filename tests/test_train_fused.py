@@ -185,7 +185,8 @@ def test_two_hundred_steps_agree_with_the_reference(name: str) -> None:
         f"bf16 {fused.max():.4f}, plain bf16 {plain.max():.4f}; mean {exact.mean():.6f}, {fused.mean():.5f}, "
         f"{plain.mean():.5f}"
     )
-    assert exact.max() < 0.02
+    # Softmax attention does not feel its keys' bias, which Adam moves by rounding alone: those trainings drift apart.
+    assert exact.max() < (1e-3 if name.startswith("hstu") else 0.03)
     assert fused[:20].max() < 0.02 and fused.mean() < 2 * plain.mean() + 0.005
 
 

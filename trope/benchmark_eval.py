@@ -167,8 +167,8 @@ def evaluation_benchmark(shape: str = "pixel1m", csv: Path | None = None, quick:
 
     shape: by name. csv: also write the rows there. quick: a tiny shape in place of it, a smoke test.
     """
-    size = find_shape("tiny" if quick else shape)
-    find_shape(shape)
+    chosen = find_shape(shape)
+    size = find_shape("tiny") if quick else chosen
     console = make_console(130)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     environment = describe()

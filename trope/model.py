@@ -180,11 +180,8 @@ class SequentialRecommender(nn.Module):
         most = max(1, int((last - first) / 2 / period))
         periods_B = torch.randint(-most, most + 1, spans.starts_B.shape, device=times_T.device)
         token_T = torch.arange(len(times_T), device=times_T.device)
-        if spans.is_padded:
-            row_T = token_T // spans.max_len
-        else:
-            row_T = torch.searchsorted(spans.starts_B + spans.lengths_B, token_T, right=True)
-        return (periods_B.double() * period).long()[row_T.clamp(max=len(spans.starts_B) - 1)]
+        row_T = spans.row_of(token_T).clamp(max=len(periods_B) - 1)
+        return (periods_B.double() * period).long()[row_T]
 
     def _coordinates(
         self, rotary: Rotation, times_T: Tensor, query_times_T: Tensor, index_T: Tensor

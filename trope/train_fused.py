@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +33,9 @@ from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradie
 from trope.loss import draw_negatives
 from trope.model import SequentialRecommender
 from trope.train_guard import Guard
-from trope.train_step import Feed, item_shares, seed_for
+from trope.train_step import Feed, seed_for
 
-# A batch's tokens are rounded up to a multiple of 1/16 of a full one: at most 16 graphs, a few percent of padding.
+# A batch's tokens are rounded up to a multiple of 1/16 of a full batch: few graphs, and on average 1/32 of it padding.
 SIZES = 16
 _EMBED_STREAM = 0  # of dropout; blocks have 1, 2, ..
 
@@ -79,7 +79,6 @@ class FusedStep:
         order_W = torch.zeros(len(windows.starts), dtype=torch.int64, device=self.device)
         self.source = Source(data.items, data.times, windows.starts, windows.ends, order_W)
         self.cursor, self.seed = (torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(2))
-        self.share_V = item_shares(data) if config.train.logq else None
         self.table = model.items.weight
         self.unit_VE = unit_vectors(self.table.detach(), torch.bfloat16 if is_bf16 else torch.float32, backend)
         self.no_positions = torch.zeros((config.model.max_len, config.model.width), device=self.device)
@@ -92,7 +91,7 @@ class FusedStep:
 
     def _hyper(self, step: int) -> Tensor:
         """lr, beta1, beta2, eps, weight decay and step of the table, for its fused update."""
-        group = next(g for g in self.optimizer.param_groups if any(p is self.table for p in g["params"]))
+        group = self._group()
         beta1, beta2 = group["betas"]
         values = [float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"], step]
         hyper = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -106,7 +105,11 @@ class FusedStep:
 
     def learning_rate_changed(self) -> None:
         """Take over the optimiser's learning rate of the table."""
-        self.hyper[0] = float(self.optimizer.param_groups[0]["lr"])
+        self.hyper[0] = float(self._group()["lr"])
+
+    def _group(self) -> dict[str, Any]:
+        """The optimiser's group that the table is in."""
+        return next(g for g in self.optimizer.param_groups if any(p is self.table for p in g["params"]))
 
     def __call__(self, epoch: int, index: int, step: int) -> StepResult:
         """Batch `index` of an epoch; `step` counts through all epochs."""
@@ -230,7 +233,7 @@ class FusedStep:
             expected = math.log(train.negatives) - math.log(V)
             return torch.full((V + 1,), expected, device=self.device) if train.logq else None
         targets_T = candidates_TC[:, 0]
-        drawn = draw_negatives(targets_T.long(), V, train, None, self.share_V)
+        drawn = draw_negatives(targets_T.long(), V, train, None, self.feed.share_V)
         assert drawn is not None, "the full softmax has no negatives"
         candidates_TC[:, 1:] = drawn.items
         candidates_TC[:, 1:].masked_fill_(targets_T[:, None] == 0, 0)

@@ -50,7 +50,7 @@ class Feed:
             raise ValueError(f"{data.path} has no user with two training events; nothing can be learned from it")
         self.steps = math.ceil(len(self._lengths_W) / config.train.batch)
         self._generator = torch.Generator(data.device)
-        self._share_V = item_shares(data) if config.train.logq else None
+        self.share_V = _item_shares(data) if config.train.logq else None
         self._epoch = -1
 
     def order(self, epoch: int) -> Tensor:
@@ -85,7 +85,7 @@ class Feed:
         all_places = places_T if self.group.size == 1 else _valid_places(whole.lengths, ends[-1], max_len)
         self._generator.manual_seed(seed_for(train.seed, "negatives", step))
         negatives = draw_negatives(
-            whole.targets.flatten()[all_places], self.data.num_items, train, self._generator, self._share_V
+            whole.targets.flatten()[all_places], self.data.num_items, train, self._generator, self.share_V
         )
         if negatives is not None:
             negatives = negatives.rows(token_first, token_last)
@@ -128,7 +128,7 @@ def _valid_places(lengths_B: Tensor, total: int, max_len: int) -> Tensor:
     return torch.arange(total, device=lengths_B.device) - starts_B[row_T] + row_T * max_len
 
 
-def item_shares(data: Sequences) -> Tensor:
+def _item_shares(data: Sequences) -> Tensor:
     """Each item's share of the training events, float32 [V+1]."""
     place = torch.arange(data.num_events, device=data.device)
     user = torch.searchsorted(data.offsets, place, right=True) - 1

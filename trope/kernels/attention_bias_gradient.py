@@ -229,12 +229,14 @@ def _sum_strips(
     tiles = triton.cdiv(L, block)
     units = max(1, min(B * tiles, STRIP_BYTES // (4 * block * S)))
     slices = range(0, B * tiles, units)
-    strips = torch.empty((units, block, S), device=like.device)
+    strips = torch.empty((units, block, S), dtype=torch.float32, device=like.device)
     parts, block_k = triton.cdiv(units * block, ROWS), 0
-    by_distance = torch.empty((len(slices) * parts, S) if d_position is not None else (0, S), device=like.device)
+    by_distance = torch.empty(
+        (len(slices) * parts, S) if d_position is not None else (0, S), dtype=torch.float32, device=like.device
+    )
     if d_time is not None:
         block_k = triton.next_power_of_2(len(d_time))
-        by_bucket = torch.empty((B * tiles, block_k + block), device=like.device)
+        by_bucket = torch.empty((B * tiles, block_k + block), dtype=torch.float32, device=like.device)
     for i, first in enumerate(slices):
         here = min(units, B * tiles - first)
         fill(strips, first, here, tiles, block)

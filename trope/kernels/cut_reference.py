@@ -73,8 +73,7 @@ def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
         lengths = torch.cat((lengths_B, spare_lengths))
         spans = Spans(lengths.cumsum(0) - lengths, lengths, plan.max_len, is_complete=True)
     token_T = torch.arange(plan.tokens, device=device)
-    row_T = torch.searchsorted(spans.starts_B + plan.max_len * plan.is_padded, token_T, right=True)
-    row_T = row_T if plan.is_padded else _row_of(token_T, spans)
+    row_T = spans.row_of(token_T)
     index_T = token_T - spans.starts_B[row_T]
     is_real_T = (row_T < plan.rows) & (index_T < spans.lengths_B[row_T])
     row_T = row_T.clamp(max=plan.rows - 1)
@@ -93,9 +92,3 @@ def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
         spans,
         (1 / total.float())[None],
     )
-
-
-def _row_of(token_T: Tensor, spans: Spans) -> Tensor:
-    """The row of each token; empty rows are passed over."""
-    ends = spans.starts_B + spans.lengths_B
-    return torch.searchsorted(ends, token_T, right=True)

@@ -59,11 +59,11 @@ def _tokens_kernel(
     else:
         m_write = o_l < length
         m_event = m_real
-    p_event = begin + tl.minimum(o_l, tl.maximum(length - 1, 0))
-    b_item = tl.load(p_items + p_event, mask=m_real, other=0)
-    b_target = tl.load(p_items + p_event + 1, mask=m_real, other=0)
-    b_time = tl.load(p_times + p_event, mask=m_event, other=0)
-    b_query_time = tl.load(p_times + p_event + 1, mask=m_event, other=0)
+    o_event = begin + tl.minimum(o_l, tl.maximum(length - 1, 0))
+    b_item = tl.load(p_items + o_event, mask=m_real, other=0)
+    b_target = tl.load(p_items + o_event + 1, mask=m_real, other=0)
+    b_time = tl.load(p_times + o_event, mask=m_event, other=0)
+    b_query_time = tl.load(p_times + o_event + 1, mask=m_event, other=0)
     o_t = tl.load(p_first + i_b) + o_l
     tl.store(p_out_items + o_t, b_item, mask=m_write)
     tl.store(p_out_times + o_t, b_time, mask=m_write)

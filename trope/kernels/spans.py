@@ -36,6 +36,12 @@ class Spans(NamedTuple):
         """Of sequences one behind the other, offsets [B + 1]."""
         return cls(offsets[:-1], offsets.diff(), max_len, is_complete=True)
 
+    def row_of(self, token_T: Tensor) -> Tensor:
+        """The sequence of each token; of no sequence: the next one, which may be past the last."""
+        if self.is_padded:
+            return token_T // self.max_len
+        return torch.searchsorted(self.starts_B + self.lengths_B, token_T, right=True)  # passes over empty ones
+
     def places(self) -> tuple[Tensor, Tensor]:
         """The token at each place of a padded batch [B, L] (any token where there is none), and which places exist."""
         index_L = torch.arange(self.max_len, device=self.starts_B.device)
