@@ -1,7 +1,7 @@
 """The gradients of HSTU's bias weights: sums of the scores' gradient by distance and by bucket of time.
 
 Heads share the bias, so the gradient is summed over heads first, into strips: a tile of queries by all its keys, in
-float32. The sum comes from what the dq kernel kept, or is computed once more (long sequences). Strips are taken in
+float32. The sum comes from what the key kernel kept, or is computed once more (long sequences). Strips are taken in
 slices of a fixed budget, so memory stays linear in the length. From a strip:
 - by distance: entries of one distance lie one step apart in neighbouring rows, so rows are added up, read backwards;
 - by bucket: sorted times make a row's buckets runs, so the sum over buckets >= k is the row's prefix sum where the run
@@ -51,11 +51,12 @@ def _sum_kernel(
     if (i_n > i_m) | (i_m * BLOCK >= tl.load(p_lengths + i_b)):
         return
     o_row, o_n = tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
-    p_tile = p_ds + i_b.to(tl.int64) * H * s_row * s_row + (i_m * BLOCK + o_row)[:, None] * s_row + o_n[None, :]
+    p_tile = p_ds + i_b.to(tl.int64) * H * s_row * s_row + o_n[:, None] * s_row + (i_m * BLOCK + o_row)[None, :]
     b_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     for i_h in tl.static_range(H):
         b_sum += tl.load(p_tile + i_h * s_row * s_row).to(tl.float32)
-    tl.store(p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :], b_sum)
+    p_out = p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :]
+    tl.store(p_out, tl.trans(b_sum))
 
 
 @triton.jit
@@ -190,7 +191,7 @@ def _distance_sum_kernel(p_partial, p_d_position, R, L, centre, scale, s_partial
 
 
 def from_kept(ds: Tensor, spans: Spans, n: int, bias: Bias, d_position: Tensor | None, d_time: Tensor | None) -> None:
-    """Fill the gradients of the weights from the gradient of the scores, [B, H, S, S]."""
+    """Fill the gradients of the weights from the gradient of the scores, [B, H, keys, queries]."""
 
     def fill(strips: Tensor, first: int, units: int, tiles: int, block: int) -> None:
         _sum_kernel[(tiles, units)](
