@@ -12,6 +12,8 @@ import torch
 from conftest import draw_times
 
 from trope.kernels.activate import Turns, activate
+from trope.kernels.joint_gradient import JointGradient
+from trope.kernels.norm import gate
 
 SHAPES = [  # T, H, D, rotary_dim
     (1, 1, 2, 2),
@@ -110,20 +112,58 @@ def test_gradients_are_deterministic(device: str) -> None:
 
 
 def test_one_output_and_strided_gradients(device: str) -> None:
-    """The four are views of one tensor; gradients may be views too: of a joint one, transposed, or expanded."""
+    """u is a view of the projection, the others of one tensor; gradients may be views too: of a joint one, transposed,
+    or expanded. What they are views of is not written to."""
     problem = Problem((6, 3, 8, 8), torch.float32, device)
     results = []
     for backend in ("torch", "triton"):
         pre = problem.pre.float().to(device).requires_grad_()
         u, v, q, k = activate(pre, 3, *problem.coords, Turns(*problem.freqs), backend=backend)
         if backend == "triton":
-            assert {x.untyped_storage().data_ptr() for x in (u, v, q, k)} == {u.untyped_storage().data_ptr()}
-            assert q.stride() == (4 * 24, 8, 1)
+            assert u.data_ptr() == pre.data_ptr() and u.stride() == (4 * 24, 8, 1)
+            assert {x.untyped_storage().data_ptr() for x in (v, q, k)} == {v.untyped_storage().data_ptr()}
+            assert q.stride() == (3 * 24, 8, 1)
         joint = problem.grads.float().to(device).permute(1, 0, 2, 3).contiguous()
         grads = (joint[:, 0], joint[:, 1].transpose(1, 2).contiguous().transpose(1, 2), joint[:, 2])
+        before = joint.clone()
         torch.autograd.backward((u, v, q, k), (*grads, torch.ones((), device=device).expand(6, 3, 8)))
+        assert torch.equal(joint, before)
         results.append(pre.grad)
     assert torch.allclose(*results, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("used", ["once", "twice", "outside", "not at all"])
+@pytest.mark.parametrize("shape", [(1, 1, 2, 2), (7, 3, 30, 30), (5, 3, 7, 4), (9, 2, 8, 8), (0, 2, 8, 8)], ids=str)
+def test_one_gradient_written_by_gate_and_activate(shape: tuple, used: str, device: str) -> None:
+    """Room shared with the gate changes no gradient, whatever else u is used for; backward may run again."""
+    problem, results = Problem(shape, torch.float32, device), []
+    _, H, D, _ = shape
+    for backend, joint in (("torch", None), ("triton", None), ("triton", JointGradient(4 * H * D))):
+        pre = problem.pre.float().to(device).requires_grad_()
+        u, v, q, k = activate(pre, H, *problem.coords, Turns(*problem.freqs), joint=joint, backend=backend)
+        y = (v + 2 * q - k).flatten(1)
+        gates = {"twice": 2, "not at all": 0}.get(used, 1)
+        out = [gate(y, u.flatten(1), 0.0, joint=joint, backend=backend) for _ in range(gates)]
+        out += [y] if used == "not at all" else []
+        out += [u.sin().flatten(1)] if used == "outside" else []
+        loss = sum((i + 1) * x.square().sum() for i, x in enumerate(out))
+        results += [torch.autograd.grad(loss, pre, retain_graph=True)[0] for _ in range(2)]
+    for got in results[1:]:
+        torch.testing.assert_close(got, results[0], rtol=1e-5, atol=2e-5)
+    assert all(torch.equal(got, results[2]) for got in results[3:])
+
+
+def test_the_shared_gradient_is_not_copied(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the gate's backward has written is the projection's gradient, in the same memory; it is not kept after."""
+    joint, rooms = JointGradient(4 * 24), []
+    make = JointGradient.first_columns
+    monkeypatch.setattr(JointGradient, "first_columns", lambda *args: rooms.append(make(*args)) or rooms[-1])
+    pre = torch.randn(6, 4 * 24, device=device, dtype=torch.bfloat16, requires_grad=True)
+    u, v, q, k = activate(pre, 3, joint=joint, backend="triton")
+    loss = gate((v + q + k).flatten(1), u.flatten(1), 0.0, joint=joint, backend="triton").float().square().sum()
+    (dpre,) = torch.autograd.grad(loss, pre)
+    assert dpre.data_ptr() == rooms[0].data_ptr() and dpre.is_contiguous()
+    assert not dpre.isnan().any() and joint._rows_TF is None
 
 
 def test_frequencies_that_do_not_learn(device: str) -> None:

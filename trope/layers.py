@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from trope.config import Config, ModelConfig, RotaryConfig
 from trope.kernels.activate import activate
 from trope.kernels.attention import Gaps, hstu_attention
+from trope.kernels.joint_gradient import JointGradient
 from trope.kernels.norm import gate, norm
 from trope.kernels.project import project
 from trope.kernels.spans import Spans
@@ -89,25 +90,30 @@ class HSTUBlock(nn.Module):
         """The residual stream with the previous block's `delta_TE` added, and this block's own: still apart, because
         the next norm adds them on its way."""
         x_TE, normed_TE = norm(x_TE, delta_TE, out_dtype=context.dtype)
-        u, v, q, k = self._activate(project(normed_TE, self.uvqk), context)
+        pre_TF = project(normed_TE, self.uvqk)
+        joint = JointGradient(pre_TF.shape[1])
+        u, v, q, k = self._activate(pre_TF, context, joint)
         gaps = None if self.bias.time is None else context.gaps
         y_THD = hstu_attention(q, k, v, context.spans, self.max_len, self.bias.position, self.bias.time, gaps)
         dropout = self.dropout.p if self.training else 0.0
-        gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, context.seed, self.stream)
+        gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, context.seed, self.stream, joint=joint)
         if context.seed is None:  # the kernel did not
             gated_TF = self.dropout(gated_TF)
         return x_TE, project(gated_TF, self.out.weight.t(), self.out.bias)
 
-    def _activate(self, pre_TF: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """u, v, q, k; q and k have been through SiLU when they are rotated."""
+    def _activate(
+        self, pre_TF: Tensor, context: Context, joint: JointGradient | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """u as it was projected, and v, q, k; q and k have been through SiLU when they are rotated."""
         if self.rotary is None or context.coords is None:
-            return activate(pre_TF, self.heads)
+            return activate(pre_TF, self.heads, joint=joint)
         if isinstance(self.rotary, TORoPE) and self.rotary.fusion == "head":  # heads turn differently
-            u, v, q, k = activate(pre_TF, self.heads)
+            u, v, q, k = activate(pre_TF, self.heads, joint=joint)
             coords_q, coords_k = (coords[:, None] for coords in context.coords)
             q, k = self.rotary.rotate(q[None], k[None], coords_q, coords_k)
             return u, v, q[0], k[0]
-        return activate(pre_TF, self.heads, *context.coords, self.rotary.turns(), self.rotary.layout == "interleaved")
+        interleaved = self.rotary.layout == "interleaved"
+        return activate(pre_TF, self.heads, *context.coords, self.rotary.turns(), interleaved, joint)
 
 
 class RelativeBias(nn.Module):

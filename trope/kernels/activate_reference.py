@@ -1,4 +1,4 @@
-"""SiLU of HSTU's joint projection and the rotation of its q and k, in plain PyTorch: the ground truth of the kernel.
+"""SiLU of HSTU's v, q and k and the rotation of q and k, in plain PyTorch: the ground truth of the kernel.
 
 Shape letters: T tokens, F = 4 H D, H heads, D head dim, P planes, C coordinates.
 """
@@ -47,8 +47,9 @@ def activate(
     interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """u, v, q, k, each [T, H, D]; float64 stays float64, everything else is computed in float32 and rounded once."""
-    x = pre_TF if pre_TF.dtype == torch.float64 else pre_TF.float()
-    u, v, q, k = F.silu(x).view(len(x), 4, heads, -1).unbind(1)
+    pre_T4HD = pre_TF.unflatten(1, (4, heads, -1))
+    x = pre_T4HD[:, 1:]
+    v, q, k = F.silu(x if x.dtype == torch.float64 else x.float()).unbind(1)
     if turns is not None:
         assert coords_q_CT is not None and coords_k_CT is not None, "planes turn by coordinates"
         freqs_q_CP, freqs_k_CP = turns.frequencies()
@@ -56,4 +57,4 @@ def activate(
             coords_q_CT, coords_k_CT = coords_q_CT - turns.origin, coords_k_CT - turns.origin
         q = rotate_by(q[None], coords_q_CT[:, None], freqs_q_CP, turns.betas, interleaved)[0]
         k = rotate_by(k[None], coords_k_CT[:, None], freqs_k_CP, turns.betas, interleaved)[0]
-    return u.to(pre_TF.dtype), v.to(pre_TF.dtype), q.to(pre_TF.dtype), k.to(pre_TF.dtype)
+    return pre_T4HD[:, 0], v.to(pre_TF.dtype), q.to(pre_TF.dtype), k.to(pre_TF.dtype)

@@ -1,11 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
-"""SiLU and rotation of HSTU's joint projection in one pass, and its backward with the frequencies' gradient inside.
+"""SiLU and rotation of HSTU's v, q and k in one pass, and its backward with the frequencies' gradient inside.
 
-Notable: a program takes one of u, v, q, k for a few tokens, neighbouring programs the four parts of the same tokens;
-cos and sin are formed in registers and serve all heads; the backward needs the projection and the gradients, neither
-SiLU's output nor the angles; gradients may be strided views, and one that is missing is a masked load; each program
-writes a partial row of the frequency gradient and rows are summed in a fixed order, so gradients are deterministic;
-frequencies that are linear in their coefficients are formed, and their gradient carried on, inside these kernels too.
+Notable: a program takes one of v, q, k for a few tokens, neighbouring programs the three parts of the same tokens; u is
+left to the gate, forward and backward, and passes as a view; cos and sin are formed in registers and serve all heads;
+the backward needs the projection and the gradients, neither SiLU's output nor the angles; gradients may be strided
+views, and one that is missing is a masked load; each program writes a partial row of the frequency gradient and rows
+are summed in a fixed order, so gradients are deterministic; frequencies that are linear in their coefficients are
+formed, and their gradient carried on, inside these kernels too.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, F = 4 H D, H heads, D head dim, P planes, C coordinates.
@@ -19,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trope.kernels.activate_reference import Turns
+from trope.kernels.joint_gradient import JointGradient
 from trope.kernels.rotary_triton import (
     _cos_sin,
     _cos_sin_turns,
@@ -29,22 +31,9 @@ from trope.kernels.rotary_triton import (
     _sum_rows_kernel,
     _tile,
 )
+from trope.kernels.silu_triton import silu, silu_and_slope
 
 ROWS = 1024  # partial rows of the frequency gradient per side, at most; fixed, so that sums do not depend on the GPU
-
-
-@triton.jit
-def _silu(b_x):
-    b_x = b_x.to(tl.float32)
-    return b_x * tl.sigmoid(b_x)
-
-
-@triton.jit
-def _silu_and_slope(b_x):
-    b_x = b_x.to(tl.float32)
-    b_s = tl.sigmoid(b_x)
-    b_y = b_x * b_s
-    return b_y, b_s + b_y * (1.0 - b_s)
 
 
 @triton.jit
@@ -92,28 +81,30 @@ def _forward_part(
 ):  # fmt: skip
     o_p = tl.arange(0, BLOCK_P)
     m_t = o_t < T
-    o_row = o_t.to(tl.int64) * (4 * H * D) + i_part * (H * D)
+    o_row_x = o_t.to(tl.int64) * (4 * H * D) + (1 + i_part) * (H * D)
+    o_row_y = o_t.to(tl.int64) * (3 * H * D) + i_part * (H * D)
     # As in rotary_triton: a group of heads is loaded before the group ahead of it is stored.
-    o_x, m_h = _offsets(o_row, D, 0, H, GROUP)
+    o_x, m_h = _offsets(o_row_x, D, 0, H, GROUP)
     b_next0, b_next1 = _load_pair(p_x, o_x, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
     if ROTATE:
         b_cos, b_sin = _angles(
             p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, o_t, m_t, o_p, T, P, C, PAPER_FP32, LINEAR
         )
     for i_g in tl.static_range((H + GROUP - 1) // GROUP):
-        o_x, m_h = _offsets(o_row, D, i_g, H, GROUP)
+        o_x, m_h = _offsets(o_row_x, D, i_g, H, GROUP)
+        o_y, _ = _offsets(o_row_y, D, i_g, H, GROUP)
         m = m_t[:, None, None] & m_h
-        b_0, b_1 = _silu(b_next0), _silu(b_next1)
+        b_0, b_1 = silu(b_next0), silu(b_next1)
         if (i_g + 1) * GROUP < H:
-            o_next, m_h = _offsets(o_row, D, i_g + 1, H, GROUP)
+            o_next, m_h = _offsets(o_row_x, D, i_g + 1, H, GROUP)
             b_next0, b_next1 = _load_pair(p_x, o_next, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
         if ROTATE:
             b_0, b_1 = b_0 * b_cos - b_1 * b_sin, b_0 * b_sin + b_1 * b_cos
-        _store_pair(p_y, b_0, b_1, o_x, m, o_p, P, INTERLEAVED)
+        _store_pair(p_y, b_0, b_1, o_y, m, o_p, P, INTERLEAVED)
         if BLOCK_REST:
             o_d = 2 * P + tl.arange(0, BLOCK_REST)[None, None, :]
-            b_y = _silu(tl.load(p_x + o_x + o_d, mask=m & (o_d < D), other=0.0))
-            tl.store(p_y + o_x + o_d, b_y.to(p_y.dtype.element_ty), mask=m & (o_d < D))
+            b_y = silu(tl.load(p_x + o_x + o_d, mask=m & (o_d < D), other=0.0))
+            tl.store(p_y + o_y + o_d, b_y.to(p_y.dtype.element_ty), mask=m & (o_d < D))
 
 
 @triton.jit
@@ -123,13 +114,13 @@ def _forward_kernel(
     PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    i_part = tl.program_id(0) % 4
-    o_t = tl.program_id(0) // 4 * BLOCK_T + tl.arange(0, BLOCK_T)
+    i_part = tl.program_id(0) % 3
+    o_t = tl.program_id(0) // 3 * BLOCK_T + tl.arange(0, BLOCK_T)
     if ROTATE:
-        if i_part == 2:
+        if i_part == 1:
             _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, H, D, P, C, True,
                           PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
-        elif i_part == 3:
+        elif i_part == 2:
             _forward_part(p_x, p_y, i_part, o_t, p_ck, p_fk, p_sk, p_ak, p_t0, p_betas, T, H, D, P, C, True,
                           PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
         else:
@@ -157,7 +148,7 @@ def _backward_part(
         o_t = (i_block * TILES + i_tile) * BLOCK_T + tl.arange(0, BLOCK_T)
         m_t = o_t < T
         m_g = m_t & HAS  # a gradient that is missing is zero, and not read
-        o_row, o_row_g = o_t.to(tl.int64) * (4 * H * D) + i_part * (H * D), o_t.to(tl.int64) * s_gt
+        o_row, o_row_g = o_t.to(tl.int64) * (4 * H * D) + (1 + i_part) * (H * D), o_t.to(tl.int64) * s_gt
         o_x, m_h = _offsets(o_row, D, 0, H, GROUP)
         o_g, _ = _offsets(o_row_g, s_gh, 0, H, GROUP)
         b_next_x0, b_next_x1 = _load_pair(p_x, o_x, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
@@ -171,8 +162,8 @@ def _backward_part(
             o_g, _ = _offsets(o_row_g, s_gh, i_g, H, GROUP)
             m = m_t[:, None, None] & m_h
             m_here = m_g[:, None, None] & m_h
-            b_y0, b_slope0 = _silu_and_slope(b_next_x0)
-            b_y1, b_slope1 = _silu_and_slope(b_next_x1)
+            b_y0, b_slope0 = silu_and_slope(b_next_x0)
+            b_y1, b_slope1 = silu_and_slope(b_next_x1)
             b_g0, b_g1 = b_next_g0.to(tl.float32), b_next_g1.to(tl.float32)
             if (i_g + 1) * GROUP < H:
                 o_next, m_h = _offsets(o_row, D, i_g + 1, H, GROUP)
@@ -186,7 +177,7 @@ def _backward_part(
             _store_pair(p_dx, b_g0 * b_slope0, b_g1 * b_slope1, o_x, m, o_p, P, INTERLEAVED)
             if BLOCK_REST:
                 o_d = 2 * P + tl.arange(0, BLOCK_REST)[None, None, :]
-                _, b_slope = _silu_and_slope(tl.load(p_x + o_x + o_d, mask=m & (o_d < D), other=0.0))
+                _, b_slope = silu_and_slope(tl.load(p_x + o_x + o_d, mask=m & (o_d < D), other=0.0))
                 b_g = tl.load(p_g + o_g + o_d, mask=m_here & (o_d < D), other=0.0).to(tl.float32)
                 tl.store(p_dx + o_x + o_d, (b_g * b_slope).to(p_dx.dtype.element_ty), mask=m & (o_d < D))
         if ROTATE and FREQ_GRAD:
@@ -206,30 +197,26 @@ def _backward_part(
 
 @triton.jit
 def _backward_kernel(
-    p_x, p_gu, p_gv, p_gq, p_gk, p_dx, p_partial, p_cq, p_ck, p_fq, p_fk, p_sq, p_sk, p_aq, p_ak, p_t0, p_betas,
+    p_x, p_gv, p_gq, p_gk, p_dx, p_partial, p_cq, p_ck, p_fq, p_fk, p_sq, p_sk, p_aq, p_ak, p_t0, p_betas,
     T, TILES,
-    s_ut, s_uh, s_vt, s_vh, s_qt, s_qh, s_kt, s_kh,
-    HAS_U: tl.constexpr, HAS_V: tl.constexpr, HAS_Q: tl.constexpr, HAS_K: tl.constexpr,
+    s_vt, s_vh, s_qt, s_qh, s_kt, s_kh,
+    HAS_V: tl.constexpr, HAS_Q: tl.constexpr, HAS_K: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
     FREQ_GRAD: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    i_part, i_block = tl.program_id(0) % 4, tl.program_id(0) // 4
+    i_part, i_block = tl.program_id(0) % 3, tl.program_id(0) // 3
     if i_part == 0:
-        _backward_part(p_x, p_gu, p_dx, p_partial, 0, i_block, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, TILES,
-                       s_ut, s_uh, HAS_U, H, D, P, C, False, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
-                       BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
-    elif i_part == 1:
-        _backward_part(p_x, p_gv, p_dx, p_partial, 1, i_block, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, TILES,
+        _backward_part(p_x, p_gv, p_dx, p_partial, 0, i_block, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, TILES,
                        s_vt, s_vh, HAS_V, H, D, P, C, False, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
                        BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
-    elif i_part == 2:
-        _backward_part(p_x, p_gq, p_dx, p_partial, 2, i_block, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, TILES,
+    elif i_part == 1:
+        _backward_part(p_x, p_gq, p_dx, p_partial, 1, i_block, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, TILES,
                        s_qt, s_qh, HAS_Q, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
                        BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
     else:
-        p_partial_k = p_partial + tl.num_programs(0) // 4 * C * P
-        _backward_part(p_x, p_gk, p_dx, p_partial_k, 3, i_block, p_ck, p_fk, p_sk, p_ak, p_t0, p_betas, T, TILES,
+        p_partial_k = p_partial + tl.num_programs(0) // 3 * C * P
+        _backward_part(p_x, p_gk, p_dx, p_partial_k, 2, i_block, p_ck, p_fk, p_sk, p_ak, p_t0, p_betas, T, TILES,
                        s_kt, s_kh, HAS_K, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
                        BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
 
@@ -240,29 +227,41 @@ def _strides(g_THD: Tensor) -> tuple[int, int]:
     return g_THD.stride(0) if T > 1 else H * D, g_THD.stride(1) if H > 1 else D
 
 
+def _with_first_part(g_u: Tensor | None, pre_TF: Tensor, joint: JointGradient | None) -> Tensor:
+    """The projection's gradient with u's columns written: where the gate has put them, or in a tensor of its own."""
+    dpre = None if joint is None else joint.take(g_u)
+    if dpre is None:
+        dpre = torch.empty_like(pre_TF)
+        first = dpre[:, : dpre.shape[1] // 4]
+        first.zero_() if g_u is None else first.copy_(g_u.flatten(1))
+    assert dpre.shape == pre_TF.shape
+    return dpre
+
+
 class _Activate(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, pre_TF: Tensor, heads: int, coords_q: Tensor | None, coords_k: Tensor | None, freqs_q: Tensor | None,
         freqs_k: Tensor | None, slopes_q: Tensor | None, slopes_k: Tensor | None, deltas_q: Tensor | None,
         deltas_k: Tensor | None, origin: Tensor | None, betas: Tensor | None, interleaved: bool,
+        joint: JointGradient | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         T, D = len(pre_TF), pre_TF.shape[1] // (4 * heads)
         C, P = (1, D // 2) if freqs_q is None else freqs_q.shape
         shape = {"H": heads, "D": D, "P": P, "C": C, "ROTATE": freqs_q is not None, "PAPER_FP32": betas is not None}
         shape |= {"LINEAR": slopes_q is not None, "INTERLEAVED": interleaved, **_tile(max(1, P), D - 2 * P, heads)}
-        out = torch.empty((T, 4, heads, D), dtype=pre_TF.dtype, device=pre_TF.device)
+        out = torch.empty((T, 3, heads, D), dtype=pre_TF.dtype, device=pre_TF.device)
         given = (coords_q, coords_k, freqs_q, freqs_k, slopes_q, slopes_k, deltas_q, deltas_k, origin, betas)
         pointers = [pre_TF if x is None else x for x in given]
         if T:
-            _forward_kernel[(4 * triton.cdiv(T, shape["BLOCK_T"]),)](pre_TF, out, *pointers, T, **shape)
+            _forward_kernel[(3 * triton.cdiv(T, shape["BLOCK_T"]),)](pre_TF, out, *pointers, T, **shape)
         ctx.save_for_backward(pre_TF, *pointers)
         ctx.set_materialize_grads(False)
-        ctx.shape = shape
-        return out[:, 0], out[:, 1], out[:, 2], out[:, 3]
+        ctx.shape, ctx.joint = shape, joint
+        return pre_TF.view(T, 4, heads, D)[:, 0], out[:, 0], out[:, 1], out[:, 2]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g_u: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         pre_TF, *pointers = ctx.saved_tensors
         _, _, freqs_q, _, slopes_q, slopes_k, *_ = pointers
         shape = ctx.shape
@@ -270,17 +269,17 @@ class _Activate(torch.autograd.Function):
         freq_grad = any(ctx.needs_input_grad[4:6]) or any(ctx.needs_input_grad[8:10])
         dense = [g if g is None or g.stride(-1) == 1 else g.contiguous() for g in grads]
         strides = [s for g in dense for s in ((16, 16) if g is None else _strides(g))]
-        dpre = torch.empty_like(pre_TF)
+        dpre = _with_first_part(g_u, pre_TF, ctx.joint)
         tiles = triton.cdiv(triton.cdiv(T, block_t), ROWS) if freq_grad else 1
         blocks = triton.cdiv(T, tiles * block_t) if T else 0
         partial = torch.empty((2, blocks if freq_grad else 0, C, P), dtype=torch.float64, device=pre_TF.device)
         if T:
-            _backward_kernel[(4 * blocks,)](
+            _backward_kernel[(3 * blocks,)](
                 pre_TF, *(pre_TF if g is None else g for g in dense), dpre, partial, *pointers, T, tiles, *strides,
                 *(g is not None for g in dense), FREQ_GRAD=freq_grad,
                 **shape | {"num_warps": 4},  # twice the forward's: two warps would spill
             )  # fmt: skip
-        nothing: list[Tensor | None] = [None] * 12
+        nothing: list[Tensor | None] = [None] * 13
         if not freq_grad:
             return dpre, *nothing
         # The second stage of the reduction, in a fixed order.
@@ -301,15 +300,15 @@ class _Activate(torch.autograd.Function):
 
 def activate(
     pre_TF: Tensor, heads: int, coords_q_CT: Tensor | None, coords_k_CT: Tensor | None, turns: Turns | None,
-    interleaved: bool,
+    interleaved: bool, joint: JointGradient | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """u, v, q, k: views of one tensor [T, 4, H, D]."""
+    """u, a view of the projection, and v, q, k, views of one tensor [T, 3, H, D]."""
     pre_TF = pre_TF.contiguous()
     if turns is None:
-        return _Activate.apply(pre_TF, heads, *[None] * 10, interleaved)
+        return _Activate.apply(pre_TF, heads, *[None] * 10, interleaved, joint)
     assert coords_q_CT is not None and coords_k_CT is not None
     assert coords_q_CT.shape == coords_k_CT.shape == (len(turns.freqs_q), len(pre_TF))
     assert turns.freqs_q.shape == turns.freqs_k.shape
     assert (turns.origin is None) == (turns.slopes_q is None), "linear frequencies turn from an origin, others do not"
-    tensors = (coords_q_CT, coords_k_CT, *turns)
-    return _Activate.apply(pre_TF, heads, *(None if x is None else x.contiguous() for x in tensors), interleaved)
+    tensors = [None if x is None else x.contiguous() for x in (coords_q_CT, coords_k_CT, *turns)]
+    return _Activate.apply(pre_TF, heads, *tensors, interleaved, joint)

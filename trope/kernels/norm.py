@@ -1,7 +1,7 @@
 """The two norms of the HSTU block, each with what surrounds it in one pass over memory. Decides what runs.
 
 `norm` adds the previous block's output to the residual stream and normalises the sum; `gate` normalises attention's
-output, multiplies it by u and drops.
+output, multiplies it by SiLU of u and drops. u is the projection's own: its SiLU is nobody else's, and never stored.
 
 Shape letters: T tokens, E width, F = H D.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trope.kernels import norm_reference
 from trope.kernels.backend import Backend, resolve_backend
+from trope.kernels.joint_gradient import JointGradient
 from trope.kernels.random_reference import keep_mask
 
 
@@ -43,14 +44,16 @@ def gate(
     seed: Tensor | None = None,
     stream: int = 0,
     eps: float = 1e-6,
+    joint: JointGradient | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Dropout of (layer norm of y, without affine, times u), in the dtype of y; differentiable in y and u.
+    """Dropout of (layer norm of y, without affine, times SiLU of u), in the dtype of y; differentiable in y and u.
 
     Args:
         y_TF, u_TF: rows may be strided views, such as `u.flatten(1)` of activate's u.
         seed: int64 [1] on the device; None drops nothing.
         stream: one number per place in the model that drops.
+        joint: shared with the activate that u is from, it saves a copy of u's gradient; the reference needs none.
     """
     if resolve_backend(backend, y_TF) == "torch":
         keep = (
@@ -59,4 +62,4 @@ def gate(
         return norm_reference.gate(y_TF, u_TF, keep, dropout, eps)
     from trope.kernels import norm_triton
 
-    return norm_triton.gate(y_TF, u_TF, dropout, seed, stream, eps)
+    return norm_triton.gate(y_TF, u_TF, dropout, seed, stream, eps, joint)

@@ -17,9 +17,9 @@ def norm(x_TE: Tensor, delta_TE: Tensor | None, eps: float, out_dtype: torch.dty
 
 
 def gate(y_TF: Tensor, u_TF: Tensor, keep_TF: Tensor | None, dropout: float, eps: float) -> Tensor:
-    """Layer norm of y times u, then dropout by the mask `keep_TF`; float32 inside, float64 stays float64."""
+    """Layer norm of y times SiLU of u, then dropout by the mask `keep_TF`; float32 inside, float64 stays float64."""
     dtype = torch.promote_types(y_TF.dtype, torch.float32)
-    gated_TF = F.layer_norm(y_TF.to(dtype), y_TF.shape[1:], eps=eps) * u_TF.to(dtype)
+    gated_TF = F.layer_norm(y_TF.to(dtype), y_TF.shape[1:], eps=eps) * F.silu(u_TF.to(dtype))
     if keep_TF is not None:
         gated_TF = gated_TF * keep_TF / (1 - dropout)
     return gated_TF.to(y_TF.dtype)

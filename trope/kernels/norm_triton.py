@@ -2,7 +2,8 @@
 """The two norms of the HSTU block, forward and backward one launch each.
 
 Notable: whole rows in registers, a row never leaves its warp, so no reduction goes through shared memory; mean and
-reciprocal deviation are kept for the backward (8 bytes a row); dropout is drawn again there instead of being stored.
+reciprocal deviation are kept for the backward (8 bytes a row); dropout is drawn again there instead of being stored;
+the gate applies SiLU to u itself, and its backward writes u's gradient where that of the whole projection will be.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, E width, F = H D, R rows of a program.
@@ -15,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trope.kernels.joint_gradient import JointGradient
 from trope.kernels.random_triton import dropout_arguments, dropped
+from trope.kernels.silu_triton import silu, silu_and_slope
 
 
 @triton.jit
@@ -89,9 +92,9 @@ def _gate_forward_kernel(
     o_row = o_r.to(tl.int64)[:, None]
     m = (o_r < T)[:, None] & (o_f < F)
     b_y = tl.load(p_y + o_row * s_y + o_f, mask=m, other=0.0).to(tl.float32)
-    b_u = tl.load(p_u + o_row * s_u + o_f, mask=m, other=0.0).to(tl.float32)
+    b_gate = silu(tl.load(p_u + o_row * s_u + o_f, mask=m, other=0.0))
     b_mean, b_rstd = _moments(b_y, m, eps, F)
-    b_out = dropped((b_y - b_mean[:, None]) * b_rstd[:, None] * b_u, p_seed, stream, o_r, THRESHOLD, SCALE)
+    b_out = dropped((b_y - b_mean[:, None]) * b_rstd[:, None] * b_gate, p_seed, stream, o_r, THRESHOLD, SCALE)
     tl.store(p_out + o_row * F + o_f, b_out.to(p_out.dtype.element_ty), mask=m)
     tl.store(p_mean + o_r, b_mean, mask=o_r < T)
     tl.store(p_rstd + o_r, b_rstd, mask=o_r < T)
@@ -99,7 +102,7 @@ def _gate_forward_kernel(
 
 @triton.jit(do_not_specialize=["stream"])
 def _gate_backward_kernel(
-    p_g, p_y, p_u, p_mean, p_rstd, p_dy, p_du, p_seed, stream, T, s_y, s_u,
+    p_g, p_y, p_u, p_mean, p_rstd, p_dy, p_du, p_seed, stream, T, s_y, s_u, s_du,
     F: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -108,13 +111,13 @@ def _gate_backward_kernel(
     m = (o_r < T)[:, None] & (o_f < F)
     b_g = tl.load(p_g + o_row * F + o_f, mask=m, other=0.0).to(tl.float32)
     b_y = tl.load(p_y + o_row * s_y + o_f, mask=m, other=0.0).to(tl.float32)
-    b_u = tl.load(p_u + o_row * s_u + o_f, mask=m, other=0.0).to(tl.float32)
+    b_gate, b_slope = silu_and_slope(tl.load(p_u + o_row * s_u + o_f, mask=m, other=0.0))
     b_mean = tl.load(p_mean + o_r, mask=o_r < T, other=0.0)
     b_rstd = tl.load(p_rstd + o_r, mask=o_r < T, other=0.0)
     b_g = dropped(b_g, p_seed, stream, o_r, THRESHOLD, SCALE)
     b_normed = tl.where(m, (b_y - b_mean[:, None]) * b_rstd[:, None], 0.0)
-    tl.store(p_du + o_row * F + o_f, (b_g * b_normed).to(p_du.dtype.element_ty), mask=m)
-    b_dy = _norm_backward(b_g * b_u, b_normed, b_rstd, F)
+    tl.store(p_du + o_row * s_du + o_f, (b_g * b_normed * b_slope).to(p_du.dtype.element_ty), mask=m)
+    b_dy = _norm_backward(b_g * b_gate, b_normed, b_rstd, F)
     tl.store(p_dy + o_row * F + o_f, b_dy.to(p_dy.dtype.element_ty), mask=m)
 
 
@@ -163,8 +166,9 @@ class _Norm(torch.autograd.Function):
 class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, y_TF: Tensor, u_TF: Tensor, dropout: float, seed: Tensor | None, stream: int, eps: float
-    ) -> Tensor:
+        ctx: Any, y_TF: Tensor, u_TF: Tensor, dropout: float, seed: Tensor | None, stream: int, eps: float,
+        joint: JointGradient | None,
+    ) -> Tensor:  # fmt: skip
         T, F = y_TF.shape
         out = torch.empty((T, F), dtype=y_TF.dtype, device=y_TF.device)
         mean, rstd = torch.empty((2, T), dtype=torch.float32, device=y_TF.device)
@@ -176,21 +180,22 @@ class _Gate(torch.autograd.Function):
                 F=F, **constants, **tile,
             )  # fmt: skip
         ctx.save_for_backward(y_TF, u_TF, mean, rstd, p_seed)
-        ctx.stream, ctx.constants = stream, constants
+        ctx.stream, ctx.constants, ctx.joint = stream, constants, joint
         return out
 
     @staticmethod
     def backward(ctx: Any, g_TF: Tensor) -> tuple[Tensor | None, ...]:
         y_TF, u_TF, mean, rstd, p_seed = ctx.saved_tensors
         T, F = y_TF.shape
-        dy, du = (torch.empty((T, F), dtype=x.dtype, device=x.device) for x in (y_TF, u_TF))
+        dy = torch.empty((T, F), dtype=y_TF.dtype, device=y_TF.device)
+        du = torch.empty_like(dy, dtype=u_TF.dtype) if ctx.joint is None else ctx.joint.first_columns(u_TF)
         tile = row_tile(F)
         if T:
             _gate_backward_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
                 g_TF.contiguous(), y_TF, u_TF, mean, rstd, dy, du, p_seed, ctx.stream, T, y_TF.stride(0),
-                u_TF.stride(0), F=F, **ctx.constants, **tile,
+                u_TF.stride(0), du.stride(0), F=F, **ctx.constants, **tile,
             )  # fmt: skip
-        return dy, du, None, None, None, None
+        return dy, du, None, None, None, None, None
 
 
 def norm(x_TE: Tensor, delta_TE: Tensor | None, eps: float, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -200,7 +205,10 @@ def norm(x_TE: Tensor, delta_TE: Tensor | None, eps: float, out_dtype: torch.dty
     return _Norm.apply(x_TE.contiguous(), delta_TE, eps, out_dtype)
 
 
-def gate(y_TF: Tensor, u_TF: Tensor, dropout: float, seed: Tensor | None, stream: int, eps: float) -> Tensor:
+def gate(
+    y_TF: Tensor, u_TF: Tensor, dropout: float, seed: Tensor | None, stream: int, eps: float,
+    joint: JointGradient | None,
+) -> Tensor:  # fmt: skip
     assert y_TF.shape == u_TF.shape
     y_TF, u_TF = (x if x.stride(1) == 1 else x.contiguous() for x in (y_TF, u_TF))
-    return _Gate.apply(y_TF, u_TF, dropout, seed, stream, eps)
+    return _Gate.apply(y_TF, u_TF, dropout, seed, stream, eps, joint)

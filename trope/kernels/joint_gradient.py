@@ -1,0 +1,35 @@
+"""One tensor for the gradient of HSTU's joint projection, of which two backwards write a part each.
+
+Shape letters: T tokens, F = 4 H D.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class JointGradient:
+    """Room for the gradient of u, v, q and k side by side: the gate's backward writes u's columns, activate's the rest.
+
+    One per forward of a block. The gate's backward, which runs first, makes the room and returns its first columns as
+    the gradient of u; activate's fills the others, if that is still the gradient it is given. It is not when u was used
+    elsewhere too and autograd has added gradients up: then `take` says so and activate copies.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._rows_TF: Tensor | None = None
+
+    def first_columns(self, u: Tensor) -> Tensor:
+        """Uninitialised room for the gradient of `u` [T, n], the first n of F columns."""
+        self._rows_TF = torch.empty((len(u), self._width), dtype=u.dtype, device=u.device)
+        return self._rows_TF[:, : u.shape[1]]
+
+    def take(self, g_u: Tensor | None) -> Tensor | None:
+        """The whole room [T, F], given away, if `g_u` [T, ..] lies in its first columns."""
+        rows_TF, self._rows_TF = self._rows_TF, None
+        if rows_TF is None or g_u is None or g_u.dtype != rows_TF.dtype or not g_u.numel():
+            return None
+        first = rows_TF[:, : g_u[0].numel()].view(g_u.shape)
+        return rows_TF if g_u.data_ptr() == first.data_ptr() and g_u.stride() == first.stride() else None
