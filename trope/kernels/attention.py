@@ -7,8 +7,9 @@ Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time b
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from trope.kernels import attention_reference
@@ -27,12 +28,14 @@ class Gaps(NamedTuple):
 
     times_T, query_times_T: int64 seconds. last: the last bucket, for everything longer.
     buckets: of every pair, if kept: int64 [B, L, L] for the reference, uint8 for the kernel.
+    runs: of the kernel's buckets, if there will be a backward (attention_runs.py).
     """
 
     times_T: Tensor
     query_times_T: Tensor
     last: int
     buckets: Tensor | None
+    runs: Any = None
 
 
 def time_gaps(
@@ -46,11 +49,13 @@ def time_gaps(
             places_BL, _ = spans.places()
             times, looking_from = times_T[places_BL], query_times_T[places_BL]
         return Gaps(times_T, query_times_T, last, time_buckets(looking_from, times, last))
-    from trope.kernels import attention_triton
+    from trope.kernels import attention_runs, attention_triton
 
     if last > 255 or len(spans.lengths_B) * spans.max_len**2 > CACHE_BYTES:
         return Gaps(times_T, query_times_T, last, None)
-    return Gaps(times_T, query_times_T, last, attention_triton.cache_buckets(times_T, query_times_T, spans, last))
+    buckets = attention_triton.cache_buckets(times_T, query_times_T, spans, last)
+    runs = attention_runs.cache_runs(buckets, spans) if torch.is_grad_enabled() else None
+    return Gaps(times_T, query_times_T, last, buckets, runs)
 
 
 def hstu_attention(

@@ -5,8 +5,7 @@ float32. The sum comes from what the key kernel kept, or is computed once more (
 slices of a fixed budget, so memory stays linear in the length. From a strip:
 - by distance: entries of one distance lie one step apart in neighbouring rows, so rows are added up, read backwards;
 - by bucket: sorted times make a row's buckets runs, so the sum over buckets >= k is the row's prefix sum where the run
-  of k ends, found by a binary search for all rows and buckets of a tile at once. Unsorted times, and tiles with few
-  buckets, take one masked sum per bucket.
+  of k ends (attention_runs.py). Unsorted times take one masked sum per bucket.
 No atomics: what each program leaves is small, and is summed in a fixed order.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
@@ -22,11 +21,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trope.kernels import attention_runs
+from trope.kernels.attention_runs import find_runs, pair_of, sum_runs
 from trope.kernels.attention_triton import (
     Bias,
     load_buckets,
     load_tile,
-    load_times,
     row_stride,
     score_gradient,
     shared_arguments,
@@ -38,7 +38,6 @@ from trope.kernels.spans import Spans
 
 STRIP_BYTES = 1 << 28  # of a slice of strips
 ROWS = 256  # of strips that a program of the distance kernel adds up; fixed, so that sums do not depend on the GPU
-FEW = tl.constexpr(6)  # buckets of a tile that are not worth a search for runs
 
 
 @triton.jit
@@ -91,72 +90,56 @@ def _recompute_kernel(
 
 
 @triton.jit
-def _sum_runs(b_gradient, b_bucket, BLOCK: tl.constexpr):
-    """Sums over all pairs in buckets >= k, for k from 0 to BLOCK - 1; a row's buckets must not rise."""
-    o_k = tl.arange(0, BLOCK)
-    b_count = tl.zeros((BLOCK, BLOCK), dtype=tl.int32)  # of row i's keys in buckets >= k
-    for i_step in tl.static_range(7):  # BLOCK is at most 64
-        b_next = b_count + (BLOCK >> i_step)
-        b_there = tl.gather(b_bucket, tl.maximum(tl.minimum(b_next, BLOCK) - 1, 0), axis=1)
-        b_count = tl.where((b_next <= BLOCK) & (b_there >= o_k[None, :]), b_next, b_count)
-    b_prefix = tl.gather(tl.cumsum(b_gradient, axis=1), tl.maximum(b_count - 1, 0), axis=1)
-    return tl.sum(tl.where(b_count > 0, b_prefix, 0.0), axis=0)
-
-
-@triton.jit
 def _by_bucket_kernel(
-    p_strips, p_partial, p_times, p_query_times, p_buckets, p_starts, p_lengths, s_row, L, last, first, TILES,
-    CACHED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+    p_strips, p_partial, p_times, p_query_times, p_buckets, p_counts, p_singles, p_starts, p_lengths,
+    s_row, L, last, first, TILES,
+    CACHED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
-    """One strip's sums: in each of BLOCK_K buckets, and behind them in buckets >= k for the first BLOCK of them."""
+    """One strip's sums: in each of BLOCK_K buckets taken singly, and behind them in buckets >= k of runs."""
     i_unit = tl.program_id(0)
     i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
-    o_row, o_k = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
+    o_row, o_k, o_run = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K), tl.arange(0, RUNS)
     o_m = i_m * BLOCK + o_row
-    m_m = o_m < length
     b_hist = tl.zeros((BLOCK_K,), dtype=tl.float32)
-    b_runs = tl.zeros((BLOCK,), dtype=tl.float32)
-    if i_m * BLOCK < length:
-        t_first = tl.load(p_times + start)
-        for i_n in range(i_m + 1):
-            o_n = i_n * BLOCK + o_row
-            b_sum = tl.load(p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :])
+    b_runs = tl.zeros((BLOCK, RUNS), dtype=tl.float32)
+    for i_n in range(i_m + 1 if i_m * BLOCK < length else 0):
+        o_n = i_n * BLOCK + o_row
+        b_sum = tl.load(p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :])
+        m_m = o_m < length
+        m = (o_m[:, None] >= o_n[None, :]) & m_m[:, None]  # other pairs have no gradient
+        if COUNTED:
+            pair = pair_of(i_b, i_m, i_n, TILES)
+            b_count = tl.load(p_counts + pair * BLOCK * RUNS + o_row[:, None] * RUNS + o_run[None, :]).to(tl.int32)
+            lowest, end = tl.load(p_singles + pair * 2), tl.load(p_singles + pair * 2 + 1)
+        else:
             b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length, s_row,
                                     L, last, CACHED)  # fmt: skip
-            m = (o_m[:, None] >= o_n[None, :]) & m_m[:, None]
-            b_bucket = tl.where(m, b_bucket, -1)  # such pairs have no gradient
-            lowest = tl.min(tl.min(tl.where(m, b_bucket, 1 << 30), axis=1), axis=0)
-            highest = tl.max(tl.max(b_bucket, axis=1), axis=0)
-            m_pair = (o_n + 1 < length) & (o_row + 1 < BLOCK)
-            b_rise = load_times(p_times, start + o_n + 1, m_pair, t_first)
-            b_rise -= load_times(p_times, start + o_n, m_pair, t_first)
-            is_sorted = tl.min(tl.where(m_pair, b_rise, 0), axis=0) >= 0
-            if is_sorted & (highest - lowest >= FEW) & (highest < BLOCK):
-                b_runs += _sum_runs(b_sum, b_bucket, BLOCK)
-            else:
-                for i_k in range(lowest, highest + 1):
-                    in_bucket = tl.sum(tl.sum(tl.where(b_bucket == i_k, b_sum, 0.0), axis=1), axis=0)
-                    b_hist += tl.where(o_k == i_k, in_bucket, 0.0)
-    p_row = p_partial + (first + i_unit) * (BLOCK_K + BLOCK)
+            b_count, lowest, end = find_runs(b_bucket, m, BLOCK, RUNS)
+        b_runs += sum_runs(b_sum, b_count)
+        if lowest < end:
+            b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length, s_row,
+                                    L, last, CACHED)  # fmt: skip
+            for i_k in range(lowest, end):
+                in_bucket = tl.sum(tl.sum(tl.where(m & (b_bucket == i_k), b_sum, 0.0), axis=1), axis=0)
+                b_hist += tl.where(o_k == i_k, in_bucket, 0.0)
+    p_row = p_partial + (first + i_unit) * (BLOCK_K + RUNS)
     tl.store(p_row + o_k, b_hist)
-    tl.store(p_row + BLOCK_K + o_row, b_runs)
+    tl.store(p_row + BLOCK_K + o_run, tl.sum(b_runs, axis=0))
 
 
 @triton.jit
-def _bucket_sum_kernel(
-    p_partial, p_d_time, R, scale, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr
-):
+def _bucket_sum_kernel(p_partial, p_d_time, R, scale, BLOCK_K: tl.constexpr, RUNS: tl.constexpr, BLOCK_R: tl.constexpr):
     """One bucket's sum over all strips: what is in it, and what is in it or above less what is above."""
     i_k = tl.program_id(0)
     b_sum = tl.zeros((BLOCK_R,), dtype=tl.float32)
     b_above = tl.zeros((BLOCK_R,), dtype=tl.float32)
     for i_r in range(0, R, BLOCK_R):
         o_r = i_r + tl.arange(0, BLOCK_R)
-        p = p_partial + o_r * (BLOCK_K + BLOCK) + i_k
+        p = p_partial + o_r * (BLOCK_K + RUNS) + i_k
         b_sum += tl.load(p, mask=o_r < R, other=0.0)
-        b_sum += tl.load(p + BLOCK_K, mask=(o_r < R) & (i_k < BLOCK), other=0.0)
-        b_above += tl.load(p + BLOCK_K + 1, mask=(o_r < R) & (i_k + 1 < BLOCK), other=0.0)
+        b_sum += tl.load(p + BLOCK_K, mask=(o_r < R) & (i_k < RUNS), other=0.0)
+        b_above += tl.load(p + BLOCK_K + 1, mask=(o_r < R) & (i_k + 1 < RUNS), other=0.0)
     tl.store(p_d_time + i_k, (tl.sum(b_sum, axis=0) - tl.sum(b_above, axis=0)) * scale)
 
 
@@ -237,7 +220,7 @@ def _sum_strips(
     )
     if d_time is not None:
         block_k = triton.next_power_of_2(len(d_time))
-        by_bucket = torch.empty((B * tiles, block_k + block), dtype=torch.float32, device=like.device)
+        by_bucket = torch.empty((B * tiles, block_k + attention_runs.RUNS), dtype=torch.float32, device=like.device)
     for i, first in enumerate(slices):
         here = min(units, B * tiles - first)
         fill(strips, first, here, tiles, block)
@@ -249,13 +232,16 @@ def _sum_strips(
             )  # fmt: skip
         if d_time is not None:
             _, _, times, query_times, buckets, _ = bias.pointers(like)
+            runs = bias.gaps.runs
             _by_bucket_kernel[(here,)](
-                strips, by_bucket, times, query_times, buckets, spans.starts_B, spans.lengths_B, S, L, last, first,
-                tiles, CACHED=bias.constants()["CACHED"], BLOCK=block, BLOCK_K=block_k, num_warps=8,
+                strips, by_bucket, times, query_times, buckets, *((like, like) if runs is None else runs),
+                spans.starts_B, spans.lengths_B, S, L, last, first, tiles,
+                CACHED=bias.constants()["CACHED"], COUNTED=runs is not None,
+                BLOCK=block, BLOCK_K=block_k, RUNS=attention_runs.RUNS, num_warps=8,
             )  # fmt: skip
     if d_position is not None:
         _distance_sum_kernel[(L,)](by_distance, d_position, len(by_distance), L, centre, scale, S, BLOCK_R=256)
     if d_time is not None:
         _bucket_sum_kernel[(len(d_time),)](
-            by_bucket, d_time, B * tiles, scale, BLOCK_K=block_k, BLOCK=block, BLOCK_R=256
+            by_bucket, d_time, B * tiles, scale, BLOCK_K=block_k, RUNS=attention_runs.RUNS, BLOCK_R=256
         )

@@ -64,7 +64,7 @@ def tile(q: Tensor, spans: Spans, wide_stages: int = 2) -> dict[str, Any]:
     """
     D = q.shape[2]
     return {
-        "BLOCK": _block(spans.max_len),
+        "BLOCK": block_of(spans.max_len),
         "BLOCK_D": max(16, triton.next_power_of_2(D)),
         "D": D,
         # In the interpreter there is no inline assembly, and in float32 no reason to approximate.
@@ -272,7 +272,7 @@ def _sheet_kernel(
 
 def row_stride(L: int) -> int:
     """Of buckets and sheets: rows begin at 16 bytes, and a tile never reaches beyond a row."""
-    return triton.cdiv(L, _block(L)) * _block(L)
+    return triton.cdiv(L, block_of(L)) * block_of(L)
 
 
 def cache_buckets(times_T: Tensor, query_times_T: Tensor, spans: Spans, last: int) -> Tensor:
@@ -280,8 +280,8 @@ def cache_buckets(times_T: Tensor, query_times_T: Tensor, spans: Spans, last: in
     B, L = len(spans.lengths_B), spans.max_len
     buckets = torch.empty((B, L, row_stride(L)), dtype=torch.uint8, device=times_T.device)
     if B * L:
-        _bucket_kernel[(triton.cdiv(L, _block(L)), triton.cdiv(L, _block(L)), B)](
-            times_T, query_times_T, buckets, spans.starts_B, spans.lengths_B, row_stride(L), L, last, BLOCK=_block(L)
+        _bucket_kernel[(triton.cdiv(L, block_of(L)), triton.cdiv(L, block_of(L)), B)](
+            times_T, query_times_T, buckets, spans.starts_B, spans.lengths_B, row_stride(L), L, last, BLOCK=block_of(L)
         )
     return buckets
 
@@ -298,16 +298,17 @@ def with_sheet(bias: Bias, spans: Spans, like: Tensor, most_bytes: int) -> Bias:
     sheet = torch.empty((B, row_stride(L), row_stride(L)), dtype=like.dtype, device=like.device)
     L_, centre, last, _ = shared_arguments(spans, 1, bias)
     constants = {name: value for name, value in bias.constants().items() if name != "SHEET"}
-    tiles = row_stride(L) // _block(L)
+    tiles = row_stride(L) // block_of(L)
     pointers = bias._replace(sheet=sheet).pointers(like)
     _sheet_kernel[(tiles, tiles, B)](
         *pointers, spans.starts_B, spans.lengths_B, row_stride(L), sheet.stride(0), L_, centre, last,
-        BLOCK=_block(L), **constants,
+        BLOCK=block_of(L), **constants,
     )  # fmt: skip
     return bias._replace(sheet=sheet)
 
 
-def _block(L: int) -> int:
+def block_of(L: int) -> int:
+    """Queries and keys of a tile."""
     return min(BLOCK, max(16, triton.next_power_of_2(L)))
 
 
