@@ -174,6 +174,20 @@ def test_frequencies_that_do_not_learn(device: str) -> None:
     assert torch.allclose(pre.grad.double().cpu(), problem.run("torch", torch.float64)[4], rtol=1e-5, atol=3e-6)
 
 
+def test_far_from_zero(device: str) -> None:
+    """Where exp(-x) leaves the range of float32, on both sides: SiLU and slope are at their limits."""
+    far = torch.tensor([-1e20, -1e4, -200, -100, -89, -88, -87, -20, 0, 20, 87, 88, 89, 100, 1e4, 1e20], device=device)
+    results = []
+    for backend in ("torch", "triton"):
+        pre, y = far.repeat(2, 4).requires_grad_(), torch.linspace(-2, 3, 32, device=device).view(2, 16)
+        u, v, q, k = activate(pre, 4, backend=backend)
+        out = torch.stack([v.flatten(1), q.flatten(1), k.flatten(1), gate(y, u.flatten(1), backend=backend)])
+        results.append((out, *torch.autograd.grad(out, pre, torch.ones_like(out))))
+    for want, got in zip(*results, strict=True):
+        assert got.isfinite().all()
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
 def test_no_tokens(device: str) -> None:
     *_, dfreqs_q, dfreqs_k = Problem((0, 2, 8, 8), torch.float32, device).run("triton")
     assert not dfreqs_q.any() and not dfreqs_k.any()
