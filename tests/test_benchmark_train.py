@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trope.benchmark_shapes import find_shape, generate
+from trope.benchmark_shapes import SHAPES, find_shape, generate
 from trope.benchmark_tools import Ceilings
 from trope.benchmark_train import Bench, Row, roofline, training_benchmark
 from trope.environment import describe
@@ -25,6 +25,7 @@ def test_a_quick_run_prints_and_writes_every_version(tmp_path: Path, capsys: pyt
         parts = row.table_ms + row.candidates_ms + row.matmul_ms + row.attention_ms
         assert row.roofline_ms == pytest.approx(parts, abs=0.01)
         assert row.tokens_per_s == pytest.approx(row.tokens * row.it_per_s, rel=0.02)
+    assert {row.table_state for row in rows} == {"full"}
     full, own = rows[0], rows[3]
     assert full.tokens == 16 * 16 and own.tokens < full.tokens
     with (tmp_path / "train.csv").open() as file:
@@ -49,9 +50,16 @@ def test_the_rooflines_terms() -> None:
     config = find_shape("pixel1m").config("hstu-trope")
     parts = roofline(config, items=100_541, tokens=6400, pairs=128 * 50 * 51 // 2, ceilings=Ceilings(4e12, 8e14))
     assert parts["table_ms"] == pytest.approx(1e3 * 100_541 * 512 * 26 / 4e12)
+    row = roofline(find_shape("shop").config("hstu-trope"), 4_800_000, 65_536, 0, Ceilings(4e12, 8e14))
+    assert row["table_ms"] == pytest.approx(1e3 * 4_800_000 * (128 * 18 + 8) / 4e12)
     assert parts["candidates_ms"] == pytest.approx(1e3 * 2 * 6400 * 129 * 512 * 2 / 4e12)
     assert parts["matmul_ms"] == pytest.approx(1e3 * 6 * 6400 * 2 * (512 * 2048 + 512 * 512) / 8e14)
     assert parts["attention_ms"] == pytest.approx(1e3 * 14 * 128 * 50 * 51 // 2 * 2 * 512 / 8e14, rel=1e-3)
+
+
+def test_large_tables_have_one_second_moment_a_row() -> None:
+    states = {name: shape.config("hstu-trope").train.table_state for name, shape in SHAPES.items()}
+    assert {name for name, state in states.items() if state == "row"} == {"shop", "shop-long"}
 
 
 def test_unknown_names_are_refused() -> None:

@@ -16,7 +16,8 @@ from trope import checkpoint
 from trope.checkpoint import Checkpoints, TrainState
 from trope.data.sequences import Sequences
 from trope.model import SequentialRecommender
-from trope.train import make_optimizer, train
+from trope.train import train
+from trope.train_optimizer import make_optimizer
 
 __all__ = ["one_thread"]  # a fixture for every test in here
 SPAN = (1_500_000_000, 1_600_000_000)
@@ -41,14 +42,16 @@ def names(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-def test_what_is_saved_comes_back_to_the_bit(tmp_path: Path) -> None:
-    model, optimizer = make()
+@pytest.mark.parametrize("table_state", ["full", "row"])
+def test_what_is_saved_comes_back_to_the_bit(tmp_path: Path, table_state: str) -> None:
+    config = tiny(f"train.table_state={table_state}")
+    model, optimizer = make(9, f"train.table_state={table_state}")
     optimizer.param_groups[1]["lr"] = 1 / 3
     state = TrainState(2, 3, 17, loss_sum=0.1 + 0.2, best=1 / 7, best_epoch=1, best_metrics={"HR@10": 1 / 7}, stalled=1)
     Checkpoints(tmp_path).save(model, optimizer, state)
     torch.manual_seed(5)
-    fresh = SequentialRecommender(tiny(), 9, SPAN)
-    fresh_optimizer = make_optimizer(fresh, tiny())
+    fresh = SequentialRecommender(config, 9, SPAN)
+    fresh_optimizer = make_optimizer(fresh, config)
     latest = Checkpoints(tmp_path).latest()
     assert latest is not None
     assert checkpoint.load(latest, fresh, fresh_optimizer) == state
@@ -58,7 +61,7 @@ def test_what_is_saved_comes_back_to_the_bit(tmp_path: Path) -> None:
         assert optimizer.state[mine].keys() == fresh_optimizer.state[theirs].keys()
         for moment, value in optimizer.state[mine].items():
             assert torch.equal(fresh_optimizer.state[theirs][moment], value)
-    assert [group["lr"] for group in fresh_optimizer.param_groups] == [1e-3, 1 / 3]
+    assert [group["lr"] for group in fresh_optimizer.param_groups][:2] == [1e-3, 1 / 3]
 
 
 def test_the_last_two_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -144,6 +147,16 @@ def test_a_checkpoint_with_another_catalogue_or_of_another_model_is_refused(tmp_
         checkpoint.load(latest, *make(10))
     with pytest.raises(ValueError, match="of another model"):
         checkpoint.load(latest, *make(9, "model.width=16"))
+
+
+@pytest.mark.parametrize(("stored", "shape"), [("full", r"\[10, 8\]"), ("row", r"\[10\]")])
+def test_a_checkpoint_with_another_state_of_the_table_is_refused(tmp_path: Path, stored: str, shape: str) -> None:
+    given = {"full": "row", "row": "full"}[stored]
+    Checkpoints(tmp_path).save(*make(9, f"train.table_state={stored}"), TrainState(1, 0, 5))
+    latest = Checkpoints(tmp_path).latest()
+    assert latest is not None
+    with pytest.raises(ValueError, match=f"items.weight/exp_avg_sq {shape}, which model and optimiser have not"):
+        checkpoint.load(latest, *make(9, f"train.table_state={given}"))
 
 
 @pytest.mark.parametrize(

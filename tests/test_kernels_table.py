@@ -27,13 +27,15 @@ SHAPES = [  # T, E, V, C: entries per item from few to many, rows that fill no p
 class Problem:
     """A table, its moments, and a batch's entries, in float64; exactly representable in what the kernel takes."""
 
-    def __init__(self, shape, device, dtype=torch.float32, seed=0):
+    def __init__(self, shape, device, dtype=torch.float32, seed=0, state="full"):
         T, E, V, C = shape
         rng = torch.Generator().manual_seed(seed)
         self.shape, self.device, self.dtype = shape, device, dtype
         self.table = torch.randn(V + 1, E, generator=rng).double()
         self.table[0] = 0
         self.moments = [(torch.rand(V + 1, E, generator=rng) * scale).double() for scale in (0.1, 0.01)]
+        if state == "row":
+            self.moments[1] = self.moments[1][:, 0].clone()
         # Items above V - V // 4 are in nobody's batch; 0 is padding; item 1 is input and candidate.
         last = V - V // 4
         self.candidates = torch.randint(0, last + 1, (T, C), generator=rng, dtype=torch.int32)
@@ -68,10 +70,11 @@ class Problem:
         return [tensor.detach().double().cpu() for tensor in (table, *moments, unit, norm_sq)]
 
 
+@pytest.mark.parametrize("state", ["full", "row"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_update_and_gradient(shape: tuple, dtype: torch.dtype, device: str) -> None:
-    problem = Problem(shape, device, dtype)
+def test_update_and_gradient(shape: tuple, dtype: torch.dtype, state: str, device: str) -> None:
+    problem = Problem(shape, device, dtype, state=state)
     exact, reference, kernel = (
         [*problem.update(*how), problem.gradient(*how)]
         for how in (("torch", torch.float64), ("torch", torch.float32), ("triton", torch.float32))
@@ -91,20 +94,44 @@ def test_a_row_shorter_than_the_length_that_is_divided_by(device: str) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.norm()))
 
 
-def test_row_0_stays_and_rows_without_entries_decay(device: str) -> None:
-    problem = Problem((7, 50, 23, 3), device)
+@pytest.mark.parametrize("state", ["full", "row"])
+def test_row_0_stays_and_rows_without_entries_decay(state: str, device: str) -> None:
+    problem = Problem((7, 50, 23, 3), device, state=state)
     table, exp_avg, exp_avg_sq, unit, _ = problem.update("triton")
     assert not table[0].any() and (unit[0] == 7).all()
     assert torch.equal(exp_avg[0], problem.moments[0][0]) and torch.equal(exp_avg_sq[0], problem.moments[1][0])
     for row in (19, 22):  # no entries
         torch.testing.assert_close(exp_avg[row], 0.9 * problem.moments[0][row], rtol=1e-6, atol=0)
+        torch.testing.assert_close(exp_avg_sq[row], 0.98 * problem.moments[1][row], rtol=1e-6, atol=0)
         assert (table[row] != problem.table[row].float().double()).all()
     assert not problem.gradient("triton")[[0, 19, 22]].any()
 
 
+class ByRow:
+    """AdamW with one second moment a row, row by row."""
+
+    def __init__(self, tables, lr, betas, eps, weight_decay):
+        (self.table,) = tables
+        self.hyper, self.count = (lr, *betas, eps, weight_decay), 0
+        self.m, self.v = torch.zeros_like(self.table.data), [0.0] * len(self.table)
+
+    def zero_grad(self):
+        self.table.grad = None
+
+    def step(self):
+        lr, beta1, beta2, eps, weight_decay = self.hyper
+        self.count += 1
+        for row, (w, g) in enumerate(zip(self.table.data, self.table.grad, strict=True)):
+            self.m[row] = beta1 * self.m[row] + (1 - beta1) * g
+            self.v[row] = beta2 * self.v[row] + (1 - beta2) * float(g @ g) / len(g)
+            root = (self.v[row] / (1 - beta2**self.count)) ** 0.5
+            w -= lr * weight_decay * w + lr * self.m[row] / (1 - beta1**self.count) / (root + eps)
+
+
+@pytest.mark.parametrize("state", ["full", "row"])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("shape", [(7, 50, 23, 4), (24, 50, 6, 5)], ids=["few", "many"])
-def test_three_steps_are_autograd_and_adamw(shape: tuple, backend: str, device: str) -> None:
+def test_three_steps_are_autograd_and_adamw(shape: tuple, backend: str, state: str, device: str) -> None:
     """The softmax, the inversion and the update together against nothing but torch, with one table in two places."""
     T, E, V, C = shape
     dtype = torch.float64 if backend == "torch" else torch.float32
@@ -114,10 +141,10 @@ def test_three_steps_are_autograd_and_adamw(shape: tuple, backend: str, device: 
     hyper = torch.tensor([*HYPER, 0.0], device=device)
     lr, beta1, beta2, eps, weight_decay, _ = hyper.tolist()
     want = torch.nn.Parameter(start.clone())
-    optimizer = torch.optim.AdamW([want], lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
+    optimizer = (torch.optim.AdamW if state == "full" else ByRow)([want], lr, (beta1, beta2), eps, weight_decay)
     table = start.to(device, dtype)
     unit = unit_vectors(table, dtype, backend)
-    moments = [torch.zeros_like(table) for _ in range(2)]
+    moments = [torch.zeros_like(table), torch.zeros_like(table if state == "full" else table[:, 0])]
     weight = torch.tensor([1 / T], device=device)
     mix = torch.randn(E, E, generator=rng).double() / E**0.5  # stands for the network
     for _ in range(3):

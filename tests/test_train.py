@@ -18,20 +18,23 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from training import SIZE, in_background, last_step, one_thread, tiny, tiny_data, weights
 from typer.testing import CliRunner
 
 from trope import train as training
+from trope import train_optimizer
 from trope.checkpoint import TrainState
 from trope.cli import app
-from trope.config import read_toml
+from trope.config import Config, read_toml
 from trope.data.sequences import Sequences
 from trope.distributed import Group, process_group
 from trope.metrics import Places
 from trope.model import SequentialRecommender
 from trope.rotary import frequency_parameters
-from trope.train import Interrupted, Trainer, make_optimizer, train
+from trope.train import Interrupted, Trainer, train
 from trope.train_guard import Diverged
+from trope.train_optimizer import make_optimizer
 from trope.train_step import Feed
 
 __all__ = ["one_thread"]  # a fixture for every test in here
@@ -89,6 +92,8 @@ def test_a_run_folder_has_everything_and_is_quiet_to_the_callers_random_numbers(
         ("train.shared_negatives=true", "train.clip=0.5"),
         ("train.loss=full", "train.stride=3"),
         ("train.precision=bf16", "train.eval_every=2"),
+        ("train.table_state=row",),
+        ("train.table_state=row", "train.loss=full", "train.clip=0.5"),
     ],
 )
 def test_every_way_to_train_learns(data: Sequences, tmp_path: Path, settings: tuple[str, ...]) -> None:
@@ -106,6 +111,33 @@ def test_frequencies_have_a_group_without_decay(data: Sequences) -> None:
     assert (decayed["lr"], decayed["weight_decay"]) == (0.001, 0.1)
     assert len(decayed["params"]) + len(frequencies["params"]) == len(list(model.parameters()))
     assert len(make_optimizer(SequentialRecommender(tiny(model="hstu"), 5, (1, 2)), tiny()).param_groups) == 1
+
+
+def test_a_table_with_one_second_moment_a_row_has_a_group_of_its_own(data: Sequences) -> None:
+    config = tiny("train.weight_decay=0.1", "train.table_state=row")
+    model = SequentialRecommender(config, data.num_items, data.time_span)
+    optimizer = make_optimizer(model, config)
+    *others, table = optimizer.param_groups
+    assert len(others) == 2 and table["params"] == [model.items.weight]
+    assert (table["lr"], table["weight_decay"], table["betas"]) == (0.001, 0.1, (0.9, 0.98))
+    plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    for _ in range(2):
+        plateau.step(1.0)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0005] * 3
+
+
+def test_a_table_updated_in_pieces_is_the_same(data: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, tables = tiny("train.table_state=row"), []
+    for piece in (1 << 26, 3 * 8):  # all rows, three rows
+        monkeypatch.setattr(train_optimizer, "_PIECE", piece)
+        torch.manual_seed(0)
+        model = SequentialRecommender(config, data.num_items, data.time_span)
+        optimizer = make_optimizer(model, config)
+        model.items.weight.grad = torch.randn_like(model.items.weight)
+        for _ in range(2):
+            optimizer.step()
+        tables.append(model.items.weight.detach())
+    assert torch.equal(*tables)
 
 
 def test_an_epoch_has_every_window_once_in_an_order_of_its_own(data: Sequences) -> None:
@@ -171,6 +203,17 @@ def test_killed_ten_times_at_random_moments_a_run_ends_with_the_same_bytes(data:
 @pytest.mark.parametrize("model", ["sasrec", "tisasrec", "hstu-time", "hstu-torope"])
 def test_each_model_resumes_to_the_same_bytes(data: Sequences, tmp_path: Path, model: str) -> None:
     config = tiny(model=model) if model.startswith("hstu") else tiny("train.epochs=2", model=model)
+    resumes_to_the_same_bytes(data, tmp_path, config)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_one_second_moment_a_row_resumes_to_the_same_bytes(data: Sequences, tmp_path: Path, clip: float) -> None:
+    resumes_to_the_same_bytes(data, tmp_path, tiny("train.table_state=row", f"train.clip={clip}"))
+    last = sorted((tmp_path / "parts" / "checkpoints").iterdir())[-1]
+    assert load_file(last / "optimizer.safetensors")["items.weight/exp_avg_sq"].shape == (data.num_items + 1,)
+
+
+def resumes_to_the_same_bytes(data: Sequences, tmp_path: Path, config: Config) -> None:
     train(data, config, tmp_path / "whole", "cpu", progress=False)
     with process_group("cpu") as group:
         trainer = Trainer(data, config, tmp_path / "parts", group, resume=False)
@@ -245,10 +288,14 @@ def test_a_diverged_run_ends_with_exit_code_1(data: Sequences, tmp_path: Path, m
     assert "step 1" in result.output and "items.weight" in result.output and "loss was nan" in result.output
 
 
-def test_two_processes_give_the_result_of_one(data: Sequences, tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["full", "row"])
+def test_two_processes_give_the_result_of_one(data: Sequences, tmp_path: Path, state: str) -> None:
     """torchrun with two CPU processes, the same global batch; a last batch of one row leaves a process without any."""
     batch = len(data.train_windows(8).starts) - 1
-    settings = (*SIZE, f"train.batch={batch}", "model.dropout=0.0", "train.negative_source=batch", "train.epochs=2")
+    settings = (
+        *SIZE, f"train.batch={batch}", "model.dropout=0.0", "train.negative_source=batch", "train.epochs=2",
+        f"train.table_state={state}",
+    )  # fmt: skip
     chosen = [part for setting in settings for part in ("--set", setting)]
     command = ["-m", "trope", "train", str(data.path), "--device", "cpu", "--no-progress", *chosen]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -276,6 +323,8 @@ def test_a_run_is_not_overwritten_and_not_resumed_as_another(
         ValueError, match=r"train.lr was 0.001, now 0.1.*model.width was 8, now 16|model.width.*train.lr"
     ):
         train(data, tiny("train.lr=0.1", "model.width=16"), run, "cpu", resume=True, progress=False)
+    with pytest.raises(ValueError, match=r"train.table_state was 'full', now 'row'"):
+        train(data, tiny("train.table_state=row"), run, "cpu", resume=True, progress=False)
     with pytest.raises(ValueError, match=r"protocol is .*loo-paper.*the run's .*loo-strict"):
         train(tiny_data(tmp_path / "p", "loo-paper"), tiny(), run, "cpu", resume=True, progress=False)
     with pytest.raises(ValueError, match="number of items is 12, the run's 20"):

@@ -17,9 +17,9 @@ from trope.distributed import Group
 from trope.kernels.backend import prefer
 from trope.loss import Negatives
 from trope.model import SequentialRecommender
-from trope.train import make_optimizer
 from trope.train_fused import FusedStep
 from trope.train_guard import Guard
+from trope.train_optimizer import make_optimizer
 from trope.train_step import Feed, Objective
 
 CPU = torch.device("cpu")
@@ -75,10 +75,11 @@ def same_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
-@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize(("name", "table_state"), [*((name, "full") for name in PRESETS), ("hstu-trope", "row")])
 @pytest.mark.usefixtures("same_negatives")
-def test_steps_are_the_plain_steps(name: str, clip: float) -> None:
-    config = TINY.config(name, "model.dropout=0", "train.negatives=8", f"train.clip={clip}", "train.lr=0.01")
+def test_steps_are_the_plain_steps(name: str, table_state: str, clip: float) -> None:
+    settings = ("model.dropout=0", "train.negatives=8", "train.lr=0.01", f"train.table_state={table_state}")
+    config = TINY.config(name, *settings, f"train.clip={clip}")
     data = generate(TINY, users=40, full=False, device=CPU)
     plain, fused = Parts(config, data), Parts(config, data)
     step = fused.fused()
@@ -96,8 +97,31 @@ def test_steps_are_the_plain_steps(name: str, clip: float) -> None:
         most = 0.34 if parameter.endswith("qkv.bias") else 0.05
         assert (apart > 1e-4).float().mean() < most and apart.max() <= 0.061, parameter
     assert fused.loss_sum.item() == pytest.approx(total, rel=1e-5)
-    state = fused.optimizer.state[fused.model.items.weight]
-    assert float(state["step"]) == 3
+    ours, theirs = (parts.optimizer.state[parts.model.items.weight] for parts in (fused, plain))
+    assert float(ours["step"]) == float(theirs["step"]) == 3
+    for moment in ("exp_avg", "exp_avg_sq"):
+        assert (ours[moment] - theirs[moment]).norm() <= 1e-3 * theirs[moment].norm()
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("table_state", ["full", "row"])
+@pytest.mark.usefixtures("same_negatives")
+def test_the_table_follows_a_falling_learning_rate(table_state: str, clip: float) -> None:
+    """Six steps of both kinds; after three the learning rate is almost 0, and so is every later step of the table."""
+    settings = ("model.dropout=0", "train.negatives=8", f"train.table_state={table_state}")
+    config = TINY.config("hstu", *settings, f"train.clip={clip}")
+    data = generate(TINY, users=96, full=False, device=CPU)
+    plain, fused = Parts(config, data), Parts(config, data)
+    step = fused.fused()
+    for number in range(6):
+        if number == 3:
+            before = fused.model.items.weight.detach().clone()
+            for group in (*plain.optimizer.param_groups, *fused.optimizer.param_groups):
+                group["lr"] = 1e-9
+            step.learning_rate_changed()
+        loss, _ = plain.plain_step(number)
+        torch.testing.assert_close(step(0, number, number).loss, loss, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(fused.model.items.weight.detach(), before, rtol=0, atol=1e-7)
 
 
 def test_a_batch_takes_one_of_a_few_sizes() -> None:
@@ -166,24 +190,24 @@ def losses(config: Config, data: Sequences, device: str, is_bf16: bool, plain: b
 
 
 @on_gpu
-@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize(("name", "table_state"), [*((name, "full") for name in PRESETS), ("hstu-trope", "row")])
 @pytest.mark.usefixtures("same_negatives")
-def test_two_hundred_steps_agree_with_the_reference(name: str) -> None:
+def test_two_hundred_steps_agree_with_the_reference(name: str, table_state: str) -> None:
     """Fused kernels in a CUDA graph against plain PyTorch in float32 on the CPU.
 
     In float32 they agree closely. In bf16 they are as far apart as plain PyTorch in bf16 is: that is bf16's noise,
     which grows as two trainings drift apart on a toy set that they learn by heart.
     """
-    config = TINY.config(name, "model.dropout=0", "train.negatives=8")
+    config = TINY.config(name, "model.dropout=0", "train.negatives=8", f"train.table_state={table_state}")
     data = generate(TINY, users=400, full=False, device=CPU)
     truth = losses(config, data, "cpu", is_bf16=False, plain=True)
     exact = (losses(config, data, "cuda", is_bf16=False, plain=False) - truth).abs()
     fused = (losses(config, data, "cuda", is_bf16=True, plain=False) - truth).abs()
     plain = (losses(config, data, "cuda", is_bf16=True, plain=True) - truth).abs()
     print(
-        f"{name}: loss {truth[0]:.3f} to {truth[-1]:.3f}; largest difference: float32 {exact.max():.5f}, "
-        f"bf16 {fused.max():.4f}, plain bf16 {plain.max():.4f}; mean {exact.mean():.6f}, {fused.mean():.5f}, "
-        f"{plain.mean():.5f}"
+        f"{name}, {table_state}: loss {truth[0]:.3f} to {truth[-1]:.3f}; largest difference: "
+        f"float32 {exact.max():.5f}, bf16 {fused.max():.4f}, plain bf16 {plain.max():.4f}; "
+        f"mean {exact.mean():.6f}, {fused.mean():.5f}, {plain.mean():.5f}"
     )
     # Softmax attention does not feel its keys' bias, which Adam moves by rounding alone: those trainings drift apart.
     assert exact.max() < (1e-3 if name.startswith("hstu") else 0.03)
@@ -205,10 +229,12 @@ def test_a_captured_step_never_waits_for_the_gpu() -> None:
 
 
 @on_gpu
-def test_a_gpu_run_resumes_to_the_same_bytes() -> None:
+@pytest.mark.parametrize(("table_state", "clip"), [("full", 0.0), ("row", 0.0), ("row", 0.5)])
+def test_a_gpu_run_resumes_to_the_same_bytes(table_state: str, clip: float) -> None:
     """Kernels add in a fixed order and random numbers come from the step, so a GPU run is reproducible as well."""
     data = generate(TINY, users=100, full=False, device=torch.device("cuda"))
-    config = TINY.config("hstu-trope", "train.negatives=8")
+    settings = ("train.negatives=8", f"train.table_state={table_state}", f"train.clip={clip}")
+    config = TINY.config("hstu-trope", *settings)
     whole, parts = Parts(config, data, torch.device("cuda")), Parts(config, data, torch.device("cuda"))
     step = whole.fused(is_bf16=True)
     for number in range(12):

@@ -1,10 +1,11 @@
 """The shapes that `trope bench train` and `trope bench eval` measure, and generated events of each.
 
 Users, items and events are those of the paper's datasets (its table of statistics); `shop` is a large shop of our own
-making: 4.8 M items, 512 events a history, twelve narrow blocks. Items are drawn uniformly and times rise by gaps spread
-evenly over their logarithm, from seconds to a month; neither matters for speed as long as the table is touched
-everywhere and buckets are of many kinds. Histories are as long as the dataset's on average: 5 events at least (the
-5-core) and geometric beyond, cut at max_len + 1; or all full, which is the worst case.
+making: 4.8 M items, 512 events a history, twelve narrow blocks, and one second moment a row for a table of that size
+(`train.table_state`). Items are drawn uniformly and times rise by gaps spread evenly over their logarithm, from seconds
+to a month; neither matters for speed as long as the table is touched everywhere and buckets are of many kinds.
+Histories are as long as the dataset's on average: 5 events at least (the 5-core) and geometric beyond, cut at
+max_len + 1; or all full, which is the worst case.
 
 Shapes: U users, N events.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -28,7 +30,8 @@ LEAST = 5  # events of a user
 class Shape:
     """A dataset's size and the model that is trained on it.
 
-    users, items, events: of the dataset. max_len, width, blocks, heads, head_dim: of the model. batch: of training.
+    users, items, events: of the dataset. max_len, width, blocks, heads, head_dim: of the model. batch, table_state: of
+    training.
     """
 
     name: str
@@ -41,12 +44,14 @@ class Shape:
     heads: int = 4
     head_dim: int = 128
     batch: int = 128
+    table_state: Literal["full", "row"] = "full"
 
     def config(self, model: str, *settings: str) -> Config:
         """The model's preset at this size."""
         size = {"width": self.width, "blocks": self.blocks, "heads": self.heads, "head_dim": self.head_dim}
         fields = [f"model.{name}={value}" for name, value in size.items()]
-        return preset(model, [*fields, f"model.max_len={self.max_len}", f"train.batch={self.batch}", *settings])
+        training = [f"train.batch={self.batch}", f"train.table_state={self.table_state}"]
+        return preset(model, [*fields, f"model.max_len={self.max_len}", *training, *settings])
 
 
 SHAPES = {
@@ -57,9 +62,10 @@ SHAPES = {
         Shape("pixel8m", 8_886_078, 407_082, 158_488_682),
         Shape("ml20m", 138_493, 26_744, 20_000_263, max_len=200),
         Shape("books", 776_370, 495_063, 9_488_297),
-        Shape("shop", 100_000, 4_800_000, 30_000_000, max_len=512, width=128, blocks=12, heads=8, head_dim=32),
+        Shape("shop", 100_000, 4_800_000, 30_000_000, max_len=512, width=128, blocks=12, heads=8, head_dim=32,
+              table_state="row"),
         Shape("shop-long", 2_000, 4_800_000, 8_000_000, max_len=4096, width=128, blocks=12, heads=8, head_dim=32,
-              batch=16),
+              batch=16, table_state="row"),
         Shape("tiny", 200, 300, 2_000, max_len=16, width=32, blocks=2, heads=2, head_dim=16, batch=16),
     )
 }  # fmt: skip

@@ -1,12 +1,12 @@
 """`trope bench train`: training steps per second at the paper's shapes, next to what this machine allows.
 
-Three versions of the same step (same batch, same negatives per position, same AdamW):
+Three versions of the same step (same batch, same negatives per position, same optimiser):
 - `fused`: what `trope train` runs on a GPU, kernels and a CUDA graph (trope.train_fused);
 - `plain`: PyTorch launches, one after the other, as `trope train` runs where it cannot fuse;
 - `eager`: the yardstick: what one writes first, padded, with the gathered negatives [T, N, E] and a dense table.
-The roofline is an estimate of the least a step can take on this machine: the table's weights and moments read and
-written once, the candidates' rows read once and their outputs once more, the matrix products and the attention at the
-measured matmul ceiling.
+The roofline is an estimate of the least a step can take on this machine: the table's weights and moments (as many as
+`train.table_state` keeps) read and written once, the candidates' rows read once and their outputs once more, the matrix
+products and the attention at the measured matmul ceiling.
 
 Shapes: T tokens, E width, V items, C candidates.
 """
@@ -31,9 +31,9 @@ from trope.distributed import Group
 from trope.environment import describe
 from trope.kernels.backend import prefer
 from trope.model import SequentialRecommender
-from trope.train import make_optimizer
 from trope.train_fused import FusedStep
 from trope.train_guard import Guard
+from trope.train_optimizer import make_optimizer
 from trope.train_step import Feed, Objective
 
 MODELS = ("hstu", "hstu-time", "hstu-torope", "hstu-trope")
@@ -49,6 +49,7 @@ class Row:
     version: str
     lengths: str
     batch: int
+    table_state: str
     tokens: int
     it_per_s: float
     p20_ms: float
@@ -75,7 +76,8 @@ def roofline(config: Config, items: int, tokens: int, pairs: int, ceilings: Ceil
     model, train = config.model, config.train
     inner = model.heads * model.head_dim
     # Weights and both moments read and written in float32, the unit vectors written in bf16.
-    table = items * model.width * (6 * 4 + 2) / ceilings.copy
+    state = 2 * model.width + (1 if train.table_state == "row" else model.width)
+    table = items * (2 * 4 * state + 2 * model.width) / ceilings.copy
     # Candidates' rows read once in bf16, and the outputs once more for each of them on the way back.
     candidates = 2 * tokens * (train.negatives + 1) * model.width * 2 / ceilings.copy
     # Forward, and twice that backward.
@@ -224,7 +226,8 @@ def _measure(
     p20, p50, p80 = (1e3 * times[int(share * len(times))] for share in (0.2, 0.5, 0.8))
     peak = torch.cuda.max_memory_allocated() / GiB if device.type == "cuda" else 0.0
     return Row(
-        shape=shape.name, model=model, version=version, lengths=length, batch=shape.batch, tokens=tokens,
+        shape=shape.name, model=model, version=version, lengths=length, batch=shape.batch,
+        table_state=shape.table_state, tokens=tokens,
         it_per_s=round(1 / mean, 2), p20_ms=round(p20, 3), p50_ms=round(p50, 3), p80_ms=round(p80, 3),
         tokens_per_s=round(tokens / mean), peak_GiB=round(peak, 2), roofline_ms=round(least, 3),
         **{name: round(value, 3) for name, value in parts.items()},

@@ -160,9 +160,14 @@ def _fill_optimizer(path: Path, model: SequentialRecommender, optimizer: torch.o
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         name, _, moment = key.rpartition("/")
-        if name not in parameters or value.shape not in (parameters[name].shape, torch.Size(())):
-            raise ValueError(f"{path} has {key} {list(value.shape)}, which the model has not; {_advice(path.parent)}")
-        optimizer.state[parameters[name]][moment] = value.to(parameters[name].device)
+        parameter = parameters.get(name)
+        # Moments that the optimiser has made already may have shapes of their own; the others take the parameter's.
+        shapes = () if parameter is None else (optimizer.state[parameter].get(moment, parameter).shape, torch.Size(()))
+        if parameter is None or value.shape not in shapes:
+            raise ValueError(
+                f"{path} has {key} {list(value.shape)}, which model and optimiser have not; {_advice(path.parent)}"
+            )
+        optimizer.state[parameter][moment] = value.to(parameter.device)
 
 
 def _advice(path: Path) -> str:

@@ -94,6 +94,8 @@ class TrainConfig:
     temperature: of the scores, which are cosines.
     stride: None for each user's last window, or all windows every so many events.
     clip: largest gradient norm; 0 does not clip.
+    table_state: AdamW's second moment of the item table, full (the paper) or row: one number a row, the mean of its
+        squared gradients. For tables of millions of items; another optimiser, so its results are its own.
     eval_every: epochs between validations.
     seed: of everything random. precision: auto is bf16 on CUDA and fp32 on CPU.
     """
@@ -117,6 +119,7 @@ class TrainConfig:
     temperature: float = 0.05
     stride: int | None = None
     clip: float = 0.0
+    table_state: Literal["full", "row"] = "full"
     eval_every: int = 1
     seed: int = 42
     precision: Literal["auto", "bf16", "fp32"] = "auto"

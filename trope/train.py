@@ -31,11 +31,11 @@ from trope.data.sequences import Sequences
 from trope.distributed import Group, process_group
 from trope.evaluate import evaluate
 from trope.model import SequentialRecommender
-from trope.rotary import frequency_parameters
 from trope.run_folder import METRICS, describe_data, open_run, write_json
 from trope.run_log import RunLog
 from trope.train_fused import FusedStep
 from trope.train_guard import Guard
+from trope.train_optimizer import make_optimizer
 from trope.train_step import Feed, Objective, seed_for
 
 LOG_EVERY = 50
@@ -260,23 +260,6 @@ class Trainer:
 def is_fused(config: Config, group: Group) -> bool:
     """Whether steps are fused into one launch: on one GPU, and not against the whole catalogue."""
     return group.device.type == "cuda" and group.size == 1 and config.train.loss == "sampled"
-
-
-def make_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
-    """AdamW with the rotary coefficients in a group of their own, without decay: a frequency of 0 is not simpler."""
-    train = config.train
-    frequencies = list(frequency_parameters(model))
-    own = {id(parameter) for parameter in frequencies}
-    rest = [parameter for parameter in model.parameters() if id(parameter) not in own]
-    is_cuda = rest[0].device.type == "cuda"
-
-    def rate(value: float) -> float | Tensor:  # a captured step reads it from the device
-        return torch.tensor(value, device=rest[0].device) if is_cuda else value
-
-    groups: list[dict[str, Any]] = [{"params": rest, "lr": rate(train.lr), "weight_decay": train.weight_decay}]
-    if frequencies:
-        groups.append({"params": frequencies, "lr": rate(train.frequency_lr), "weight_decay": 0.0})
-    return torch.optim.AdamW(groups, betas=(train.beta1, train.beta2), fused=True, capturable=is_cuda)
 
 
 class StopRequest:

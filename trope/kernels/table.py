@@ -50,7 +50,7 @@ def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries,
 def update_table(
     table_VE: Tensor,
     exp_avg_VE: Tensor,
-    exp_avg_sq_VE: Tensor,
+    exp_avg_sq: Tensor,
     unit_VE: Tensor,
     scores: ScoreEntries,
     inputs: InputEntries,
@@ -63,12 +63,13 @@ def update_table(
     step is torch.optim.AdamW's with dense semantics: rows without entries decay and follow their moments too.
 
     Args:
-        table_VE, exp_avg_VE, exp_avg_sq_VE: weights and moments, float32 [V+1, E].
+        table_VE, exp_avg_VE: weights and first moment, float32 [V+1, E].
+        exp_avg_sq: second moment, float32 [V+1, E], or [V+1]: one number a row, for the mean of its squared gradients.
         unit_VE: receives the new rows' unit vectors. Row 0 of all four stays as it is.
         scores, inputs: what the gradient is made of; `order` and `first_V` are from `invert`.
         hyper: [6] on the device, float32 or float64: lr, beta1, beta2, eps, weight_decay, step (from 1).
     """
-    arguments = (table_VE, exp_avg_VE, exp_avg_sq_VE, unit_VE, scores, inputs, hyper)
+    arguments = (table_VE, exp_avg_VE, exp_avg_sq, unit_VE, scores, inputs, hyper)
     if resolve_backend(backend, table_VE) == "torch":
         return table_reference.update_table(*arguments)
     from trope.kernels import table_triton

@@ -68,7 +68,7 @@ def _items(first_V: Tensor, start: int, count: int) -> Tensor:
 def update_table(
     table_VE: Tensor,
     exp_avg_VE: Tensor,
-    exp_avg_sq_VE: Tensor,
+    exp_avg_sq: Tensor,
     unit_VE: Tensor,
     scores: ScoreEntries,
     inputs: InputEntries,
@@ -76,15 +76,34 @@ def update_table(
 ) -> Tensor:
     """See table.py. Everything is in the table's dtype."""
     grad_VE = table_gradient(table_VE, scores, inputs)
-    lr, beta1, beta2, eps, weight_decay, step = hyper.double().unbind()
-    step_size, root_correction2 = lr / (1 - beta1**step), (1 - beta2**step).sqrt()
-    table_VE[1:] *= (1 - lr * weight_decay).to(table_VE.dtype)
-    exp_avg_VE[1:].lerp_(grad_VE[1:], (1 - beta1).to(table_VE.dtype))
-    exp_avg_sq_VE[1:].lerp_(grad_VE[1:].square(), (1 - beta2).to(table_VE.dtype))
-    denominator_VE = exp_avg_sq_VE[1:].sqrt() / root_correction2.to(table_VE.dtype) + eps.to(table_VE.dtype)
-    table_VE[1:] -= step_size.to(table_VE.dtype) * exp_avg_VE[1:] / denominator_VE
+    adamw(table_VE[1:], exp_avg_VE[1:], exp_avg_sq[1:], grad_VE[1:], *hyper.double().unbind())
     unit_VE[1:] = unit_vectors(table_VE, unit_VE.dtype)[1:]
     return grad_VE.square().sum().reshape(1)
+
+
+def adamw(
+    table_VE: Tensor,
+    exp_avg_VE: Tensor,
+    exp_avg_sq: Tensor,
+    grad_VE: Tensor,
+    lr: float | Tensor,
+    beta1: float | Tensor,
+    beta2: float | Tensor,
+    eps: float | Tensor,
+    weight_decay: float | Tensor,
+    step: Tensor,
+) -> None:
+    """AdamW's step, in place; a second moment [V] is one number a row, its squared gradients averaged over the row.
+
+    The hyperparameters are numbers or scalars on the device; steps count from 1.
+    """
+    square = grad_VE.square()
+    if exp_avg_sq.ndim == 1:
+        square, exp_avg_sq = square.mean(dim=1, keepdim=True), exp_avg_sq[:, None]
+    exp_avg_VE.mul_(beta1).add_(grad_VE * (1 - beta1))
+    exp_avg_sq.mul_(beta2).add_(square * (1 - beta2))
+    denominator = exp_avg_sq.sqrt() / (1 - beta2**step).sqrt() + eps
+    table_VE.mul_(1 - lr * weight_decay).sub_(exp_avg_VE / denominator * (lr / (1 - beta1**step)))
 
 
 def unit_vectors(table_VE: Tensor, dtype: torch.dtype) -> Tensor:
