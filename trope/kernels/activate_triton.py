@@ -23,7 +23,7 @@ from trope.kernels.activate_reference import Turns
 from trope.kernels.joint_gradient import JointGradient
 from trope.kernels.rotary_triton import (
     _cos_sin,
-    _cos_sin_turns,
+    _cos_sin_quarters,
     _load_pair,
     _offsets,
     _store_frequency_row,
@@ -46,9 +46,7 @@ def _angles(p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, o_t, m_t, o_p,
         b_delta = tl.load(p_deltas + o_p, mask=m_p, other=0.0).to(tl.float64)
         b_f += tl.load(p_slopes + o_p, mask=m_p, other=0.0) * b_delta
         b_t = (tl.load(p_coords + o_t, mask=m_t, other=0) - tl.load(p_t0)).to(tl.float64)
-        b_turns = b_t[:, None] * b_f[None, :]
-        b_turns -= tl.floor(b_turns + 0.5)
-        b_cos, b_sin = _cos_sin_turns(b_turns.to(tl.float32))
+        b_cos, b_sin = _cos_sin_quarters(b_t[:, None] * (4.0 * b_f)[None, :])
     else:
         b_cos, b_sin = _cos_sin(p_coords, p_freqs, p_betas, o_t, m_t, o_p, m_p, T, P, C, PAPER_FP32)
     return b_cos[:, None, :], b_sin[:, None, :]

@@ -20,18 +20,19 @@ ROWS = 512  # partial rows of the frequency gradient per side, at most; fixed, s
 
 
 @triton.jit
-def _cos_sin_turns(b_turns):
-    """cos and sin of 2 pi x for x in [-1/2, 1/2], float32, to 1e-7: quarter turns off, then Chebyshev polynomials.
+def _cos_sin_quarters(b_quarters):
+    """cos and sin of x quarter turns, float64 in and float32 out, to 1e-7: whole quarters off, then polynomials.
 
-    libdevice's cosf and sinf carry a slow path for huge arguments, which reduced turns never take but registers pay
-    for; this also runs in the interpreter.
+    Added to 1.5 * 2^52 a number is rounded to a whole one, whose last bits are the sum's last bits: no floor and no
+    conversion, which GPUs do at an eighth of their speed. libdevice's cosf and sinf carry a slow path for huge
+    arguments, which reduced ones never take but registers pay for; this also runs in the interpreter.
     """
-    b_quarter = tl.floor(b_turns * 4.0 + 0.5)
-    b_x = b_turns - b_quarter * 0.25  # exact, in [-1/8, 1/8]
+    b_sum = b_quarters + 6755399441055744.0
+    b_x = (b_quarters - (b_sum - 6755399441055744.0)).to(tl.float32)  # in [-1/2, 1/2]
     b_z = b_x * b_x
-    b_s = b_x * (6.28318528781 + b_z * (-41.3416625705 + b_z * (81.5925428713 + b_z * -75.4016127027)))
-    b_c = 1.0 + b_z * (-19.7392086501 + b_z * (64.9393161357 + b_z * (-85.4428446731 + b_z * 59.2201689583)))
-    b_n = b_quarter.to(tl.int32)
+    b_s = b_x * (1.57079630509 + b_z * (-0.645962938167 + b_z * (0.0796759029699 + b_z * -0.00459228907545)))
+    b_c = 1.0 + b_z * (-1.23370054065 + b_z * (0.253669203939 + b_z * (-0.0208600713199 + b_z * 0.000903631705343)))
+    b_n = b_sum.to(tl.int64, bitcast=True).to(tl.int32)
     m_odd = (b_n & 1) != 0
     b_cos = tl.where(m_odd, b_s, b_c)
     b_sin = tl.where(m_odd, b_c, b_s)
@@ -51,15 +52,14 @@ def _cos_sin(p_coords, p_freqs, p_betas, o_t, m_t, o_p, m_p, T, P, C: tl.constex
         b_angle = tl.div_rn(
             b_alpha[None, :] * b_t[:, None], tl.broadcast_to(b_beta[None, :], (o_t.shape[0], o_p.shape[0]))
         )
-        b_turns = b_angle.to(tl.float64) * 0.15915494309189535
+        b_quarters = b_angle.to(tl.float64) * 0.6366197723675814
     else:
-        b_turns = tl.zeros((o_t.shape[0], o_p.shape[0]), dtype=tl.float64)
+        b_quarters = tl.zeros((o_t.shape[0], o_p.shape[0]), dtype=tl.float64)
         for i_c in tl.static_range(C):
-            b_f = tl.load(p_freqs + i_c * P + o_p, mask=m_p, other=0.0)
+            b_f = 4.0 * tl.load(p_freqs + i_c * P + o_p, mask=m_p, other=0.0)
             b_t = tl.load(p_coords + i_c * T + o_t, mask=m_t, other=0).to(tl.float64)
-            b_turns += b_t[:, None] * b_f[None, :]
-    b_turns -= tl.floor(b_turns + 0.5)
-    return _cos_sin_turns(b_turns.to(tl.float32))
+            b_quarters += b_t[:, None] * b_f[None, :]
+    return _cos_sin_quarters(b_quarters)
 
 
 @triton.jit
@@ -189,7 +189,7 @@ def _backward_side(
 @triton.jit
 def _store_frequency_row(p_row, b_df, p_betas, o_p, P, PAPER_FP32: tl.constexpr):
     """Sum over tokens and heads; dPhi / dfreq is 2 pi t for turns and t / beta for the paper's phases."""
-    b_row = tl.sum(tl.sum(b_df, axis=1), axis=0)
+    b_row = tl.sum(tl.reshape(b_df, (b_df.shape[0] * b_df.shape[1], b_df.shape[2])), axis=0)
     if PAPER_FP32:
         b_row = b_row / tl.load(p_betas + o_p, mask=o_p < P, other=1.0).to(tl.float64)
     else:
