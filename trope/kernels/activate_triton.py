@@ -29,7 +29,6 @@ from trope.kernels.rotary_triton import (
     _store_frequency_row,
     _store_pair,
     _sum_rows_kernel,
-    _tile,
 )
 from trope.kernels.silu_triton import silu, silu_and_slope
 
@@ -219,6 +218,20 @@ def _backward_kernel(
                        BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
 
 
+def _tile(planes: int, rest: int, heads: int, warps: int) -> dict[str, int]:
+    """Block sizes: 32 planes in a row (128 bytes in bf16, a cache line), of several heads where heads are small, by 16
+    tokens. Not more of a row: the heads that a thread meets one after the other share the angles it has computed."""
+    block_p = triton.next_power_of_2(max(1, planes))
+    group = min(max(1, 32 // block_p), triton.next_power_of_2(heads))
+    return {
+        "BLOCK_T": max(1, min(128, 512 // (block_p * group))),
+        "BLOCK_P": block_p,
+        "BLOCK_REST": triton.next_power_of_2(rest) if rest else 0,
+        "GROUP": group,
+        "num_warps": warps,
+    }
+
+
 def _strides(g_THD: Tensor) -> tuple[int, int]:
     """Of tokens and heads; of an axis of length one they mean nothing, so they get the ones of dense rows."""
     T, H, D = g_THD.shape
@@ -247,12 +260,13 @@ class _Activate(torch.autograd.Function):
         T, D = len(pre_TF), pre_TF.shape[1] // (4 * heads)
         C, P = (1, D // 2) if freqs_q is None else freqs_q.shape
         shape = {"H": heads, "D": D, "P": P, "C": C, "ROTATE": freqs_q is not None, "PAPER_FP32": betas is not None}
-        shape |= {"LINEAR": slopes_q is not None, "INTERLEAVED": interleaved, **_tile(max(1, P), D - 2 * P, heads)}
+        shape |= {"LINEAR": slopes_q is not None, "INTERLEAVED": interleaved}
+        tile = _tile(P, D - 2 * P, heads, warps=2)
         out = torch.empty((T, 3, heads, D), dtype=pre_TF.dtype, device=pre_TF.device)
         given = (coords_q, coords_k, freqs_q, freqs_k, slopes_q, slopes_k, deltas_q, deltas_k, origin, betas)
         pointers = [pre_TF if x is None else x for x in given]
         if T:
-            _forward_kernel[(3 * triton.cdiv(T, shape["BLOCK_T"]),)](pre_TF, out, *pointers, T, **shape)
+            _forward_kernel[(3 * triton.cdiv(T, tile["BLOCK_T"]),)](pre_TF, out, *pointers, T, **shape, **tile)
         ctx.save_for_backward(pre_TF, *pointers)
         ctx.set_materialize_grads(False)
         ctx.shape, ctx.joint = shape, joint
@@ -263,7 +277,9 @@ class _Activate(torch.autograd.Function):
         pre_TF, *pointers = ctx.saved_tensors
         _, _, freqs_q, _, slopes_q, slopes_k, *_ = pointers
         shape = ctx.shape
-        T, C, P, block_t = len(pre_TF), shape["C"], shape["P"], shape["BLOCK_T"]
+        T, C, P = len(pre_TF), shape["C"], shape["P"]
+        tile = _tile(P, shape["D"] - 2 * P, shape["H"], warps=4)
+        block_t = tile["BLOCK_T"]
         freq_grad = any(ctx.needs_input_grad[4:6]) or any(ctx.needs_input_grad[8:10])
         dense = [g if g is None or g.stride(-1) == 1 else g.contiguous() for g in grads]
         strides = [s for g in dense for s in ((16, 16) if g is None else _strides(g))]
@@ -274,8 +290,7 @@ class _Activate(torch.autograd.Function):
         if T:
             _backward_kernel[(3 * blocks,)](
                 pre_TF, *(pre_TF if g is None else g for g in dense), dpre, partial, *pointers, T, tiles, *strides,
-                *(g is not None for g in dense), FREQ_GRAD=freq_grad,
-                **shape | {"num_warps": 4},  # twice the forward's: two warps would spill
+                *(g is not None for g in dense), FREQ_GRAD=freq_grad, **shape, **tile,
             )  # fmt: skip
         nothing: list[Tensor | None] = [None] * 13
         if not freq_grad:
@@ -284,7 +299,7 @@ class _Activate(torch.autograd.Function):
         if shape["LINEAR"]:
             ddeltas = torch.empty((2, P), dtype=torch.float32, device=pre_TF.device)
             _sum_coefficients_kernel[(triton.cdiv(P, 4), 2)](
-                partial, slopes_q, slopes_k, ddeltas, blocks, P, BLOCK_R=512, BLOCK_P=4, num_warps=4
+                partial, slopes_q, slopes_k, ddeltas, blocks, P, BLOCK_R=1024, BLOCK_P=4, num_warps=8
             )
             nothing[7:9] = ddeltas.unbind()
             return dpre, *nothing
