@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trope.model import SequentialRecommender
+from trope.train_optimizer import set_learning_rates
 from trope.whole import whole_folder
 
 FORMAT = 1
@@ -42,7 +43,7 @@ class TrainState:
     loss_sum: over the steps of the epoch under way.
     best, best_epoch, best_metrics: validation HR@10 at its best, after which epoch, and all metrics there.
     stalled: validations since the learning rate was last reduced or HR@10 last rose.
-    learning_rates: of the optimiser's groups.
+    learning_rates: of the optimiser's groups. factors: of each epoch, its learning rate over that of the config.
     seconds: spent so far.
     """
 
@@ -55,6 +56,7 @@ class TrainState:
     best_metrics: dict[str, float] = field(default_factory=dict)
     stalled: int = 0
     learning_rates: list[float] = field(default_factory=list)
+    factors: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -121,11 +123,7 @@ def load(path: Path, model: SequentialRecommender, optimizer: torch.optim.Optimi
     _fill_optimizer(path / OPTIMIZER, model, optimizer)
     if len(state.learning_rates) != len(optimizer.param_groups):
         raise ValueError(f"{path / STATE} has {len(state.learning_rates)} learning rates; {_advice(path)}")
-    for group, rate in zip(optimizer.param_groups, state.learning_rates, strict=True):
-        if isinstance(group["lr"], Tensor):  # on a GPU, where a captured step reads it
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+    set_learning_rates(optimizer, state.learning_rates)
     return state
 
 

@@ -97,6 +97,8 @@ class TrainConfig:
     table_state: AdamW's second moment of the item table, full (the paper) or row: one number a row, the mean of its
         squared gradients. For tables of millions of items; another optimiser, so its results are its own.
     eval_every: epochs between validations.
+    refit: when validation has chosen the epoch, train anew on training and validation events together, as long and with
+        the same learning rates, and test that model: what one would deploy.
     seed: of everything random. precision: auto is bf16 on CUDA and fp32 on CPU.
     """
 
@@ -121,6 +123,7 @@ class TrainConfig:
     clip: float = 0.0
     table_state: Literal["full", "row"] = "full"
     eval_every: int = 1
+    refit: bool = False
     seed: int = 42
     precision: Literal["auto", "bf16", "fp32"] = "auto"
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from trope import rank_file
-from trope.data.protocols import Protocol
+from trope.data.protocols import Protocol, say_window
 from trope.train import CRITERION
 from trope.train_many import Trained
 
@@ -55,7 +55,7 @@ def facts(trained: Trained, common: Sequence[str], resamples: int) -> list[tuple
         ("Protocol", f"{data.protocol.name}: {_PROTOCOLS[data.protocol.name]}{_window(data.protocol)}"),
         ("Tested on", f"{asked.users:,} users, {several}, ranked in the full catalogue; ties count as their mean"),
         ("filter_seen", "; ".join(f"{name}: {_FILTERS[name]}" for name in filters)),
-        ("Choice of epoch", choice(data.protocol)),
+        ("Choice of epoch", choice(data.protocol, any(line.get("refit", False) for line in trained.lines))),
         (
             "Seeds",
             f"{', '.join(map(str, seeds))}; {len(trained.lines)} of {len(trained.runs)} runs are finished. Models draw "
@@ -71,9 +71,14 @@ def facts(trained: Trained, common: Sequence[str], resamples: int) -> list[tuple
     ]  # fmt: skip
 
 
-def choice(protocol: Protocol) -> str:
+def choice(protocol: Protocol, is_refit: bool = False) -> str:
     """Who decided which epoch is tested."""
-    text = f"the best validation {CRITERION} chose each run's epoch, and the test was read once, by that model"
+    text = f"the best validation {CRITERION} chose each run's epoch, and the test was read once, by "
+    text += (
+        "a model trained anew for as many epochs on training and validation events (train.refit)"
+        if is_refit
+        else "that model"
+    )
     if protocol.name == "loo-paper":
         text += "; with loo-paper validation is the test event, so the choice has seen it"
     return text
@@ -83,7 +88,7 @@ def _window(protocol: Protocol) -> str:
     if protocol.cutoff is None or protocol.window is None:
         return ""
     start = datetime.fromtimestamp(protocol.cutoff, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"; the test begins {start} and lasts {protocol.window / 86_400:g} days, validation is the window before it"
+    return f"; the test begins {start} and lasts {say_window(protocol.window)}, validation is the window before it"
 
 
 def _machines(lines: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

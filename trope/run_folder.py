@@ -6,6 +6,7 @@
     data.json            which dataset: path, checksum, protocol, counts
     log.jsonl            one line every so many steps, one an epoch
     checkpoints/, best/  see `trope.checkpoint`
+    refit/               with train.refit: log.jsonl and checkpoints/ of the second training, whose model best/ then is
     ranks-test.npz       at the end: where the best model ranked each test positive, see `trope.rank_file`
     metrics.json         at the end: validation and test of the best model
 

@@ -63,11 +63,6 @@ class RunLog:
             for name, value in values.items():
                 self._board.add_scalar(name, value, state.step)
 
-    def say(self, text: str) -> None:
-        """A line above the bar, where there is one."""
-        if not self._bar.disable:
-            self._bar.write(text)
-
     def __enter__(self) -> RunLog:
         return self
 

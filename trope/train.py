@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from tqdm.auto import tqdm
 
 from trope import checkpoint, rank_file
 from trope.checkpoint import BEST, Checkpoints, TrainState
@@ -35,10 +36,11 @@ from trope.run_folder import METRICS, describe_data, open_run, write_json
 from trope.run_log import RunLog
 from trope.train_fused import FusedStep
 from trope.train_guard import Guard
-from trope.train_optimizer import make_optimizer
+from trope.train_optimizer import make_optimizer, set_learning_rates
 from trope.train_step import Feed, Objective, seed_for
 
 LOG_EVERY = 50
+REFIT = "refit"
 CRITERION = "HR@10"
 
 
@@ -73,28 +75,57 @@ def train(
         trope.train_guard.Diverged: at a loss or gradient that is not finite; the last checkpoint is from before.
     """
     with process_group(device) as group, _reproducible(group.device), _stop_signals() as stop:
-        trainer = Trainer(data, config, Path(out), group, resume)
-        with RunLog(Path(out), trainer.state, trainer.total_steps, progress, active=group.is_first) as log:
-            return trainer.run(log, stop, checkpoint_seconds)
+        run = Path(out)
+        trainer = Trainer(data, config, run, group, resume)
+        trainer.run(stop, checkpoint_seconds, progress)
+        chosen, seconds = trainer.state, trainer.state.seconds
+        if config.train.refit:
+            del trainer  # its graphs and moments
+            factors = chosen.factors[: chosen.best_epoch]
+            trainer = Trainer(data.with_validation(), config, run / REFIT, group, True, factors)
+            trainer.run(stop, checkpoint_seconds, progress)
+            trainer.publish(run)
+            seconds += trainer.state.seconds
+        summary = score_test(data.to(group.device), config, run, group, chosen, seconds)
+        if progress and group.is_first:
+            reached = f"test {CRITERION} {summary['test'][CRITERION]:.4f}"
+            tqdm.write(f"best epoch {chosen.best_epoch} of {chosen.epoch}: {reached}")
+        return summary
 
 
 class Trainer:
-    """A model, its optimiser and how far they are."""
+    """A model, its optimiser and how far they are.
 
-    def __init__(self, data: Sequences, config: Config, run: Path, group: Group, resume: bool) -> None:
-        self.config, self.run_folder, self.group = config, run, group
-        if not len(data.eval_users("valid")):
+    Args:
+        run: the run folder.
+        resume: whether it may hold a run already.
+        factors: None to validate after each epoch and see; or the learning rates of all epochs, over those of the
+            config, that a training with validation has settled (`train.refit`).
+    """
+
+    def __init__(
+        self,
+        data: Sequences,
+        config: Config,
+        run: Path,
+        group: Group,
+        resume: bool,
+        factors: Sequence[float] | None = None,
+    ) -> None:
+        self.config, self.run_folder, self.group, self.factors = config, run, group, factors
+        if factors is None and not len(data.eval_users("valid")):
             raise ValueError(f"{data.path} has no user to validate on; prepare it with another protocol")
         self.data = data.to(group.device)
         self.feed = Feed(self.data, config, group)
         torch.manual_seed(seed_for(config.train.seed, "init"))
         self.model = SequentialRecommender(config, data.num_items, data.time_span).to(group.device)
         self.optimizer = make_optimizer(self.model, config)
+        self._first_rates = [float(entry["lr"]) for entry in self.optimizer.param_groups]
         self.plateau = ReduceLROnPlateau(
             self.optimizer, "max", factor=config.train.factor, patience=config.train.patience, threshold=0.0
         )
         # Only now, when everything could be made of this config, does a folder appear.
-        if group.is_first:
+        if group.is_first and factors is None:
             open_run(run, data, config, resume)
         group.wait()
         self.checkpoints = Checkpoints(run)
@@ -116,25 +147,36 @@ class Trainer:
     @property
     def total_steps(self) -> int:
         """Steps of the run if it is not stopped early."""
-        return self.config.train.epochs * self.feed.steps
+        return self.epochs * self.feed.steps
+
+    @property
+    def epochs(self) -> int:
+        """At most, or exactly where they are settled."""
+        return self.config.train.epochs if self.factors is None else len(self.factors)
 
     @property
     def is_finished(self) -> bool:
         """Whether all epochs are done, or validation has stalled for long enough."""
         state, train = self.state, self.config.train
-        if state.epoch >= train.epochs:
+        if state.epoch >= self.epochs:
             return True
         has_stalled = state.best is not None and state.epoch - state.best_epoch >= train.early_stop
         return state.index == 0 and state.epoch >= train.min_epochs and has_stalled
 
-    def run(self, log: RunLog, stop: StopRequest, checkpoint_seconds: float) -> dict[str, Any]:
-        """Train to the end, then test the best model."""
+    def run(self, stop: StopRequest, checkpoint_seconds: float, progress: bool) -> None:
+        """Train to the end."""
+        if self.group.is_first:
+            self.run_folder.mkdir(exist_ok=True)
+        with RunLog(self.run_folder, self.state, self.total_steps, progress, active=self.group.is_first) as log:
+            self._run(log, stop, checkpoint_seconds)
+
+    def _run(self, log: RunLog, stop: StopRequest, checkpoint_seconds: float) -> None:
         started, saved_at = time.monotonic() - self.state.seconds, time.monotonic()
         self.model.train()
         while not self.is_finished:
             while self.state.index < self.feed.steps:
                 loss, norm = self.step()
-                log.advance(self.state.epoch + 1, self.config.train.epochs)
+                log.advance(self.state.epoch + 1, self.epochs)
                 self.state.seconds = time.monotonic() - started
                 is_logged = self.state.step % LOG_EVERY == 0
                 if is_logged:
@@ -147,7 +189,6 @@ class Trainer:
             self.finish_epoch(log)
             saved_at = time.monotonic()
             self._stop_if_asked(stop)
-        return self._test(log)
 
     def step(self) -> tuple[Tensor, Tensor]:
         """One optimiser step; returns the global batch's loss and its gradient's norm, still on the device."""
@@ -183,21 +224,36 @@ class Trainer:
         mean_loss = float(self.loss_sum) / self.feed.steps
         self.loss_sum.zero_()
         state.epoch, state.index = state.epoch + 1, 0
+        state.factors.append(float(self.optimizer.param_groups[0]["lr"]) / self._first_rates[0])
         metrics: dict[str, float] = {}
-        if state.epoch % train.eval_every == 0 or state.epoch == train.epochs:
+        if self.factors is not None:
+            self._take_factor(self.factors[min(state.epoch, self.epochs - 1)])
+        elif state.epoch % train.eval_every == 0 or state.epoch == train.epochs:
             metrics = evaluate(self.model, self.data, "valid", self.config.eval, self.config.model.max_len).metrics
             score = self.group.first_says(metrics[CRITERION])
             if state.best is None or score > state.best:
                 state.best, state.best_epoch, state.best_metrics = score, state.epoch, metrics
             self.plateau.step(score)
-            if self.fused is not None:
-                self.fused.learning_rate_changed()
+            self._tell_rates()
             state.stalled = self.plateau.num_bad_epochs
             log.show(**{CRITERION: f"{score:.4f}", "best": f"{state.best:.4f}"})
         log.show(loss=f"{mean_loss:.4f}")
         rate = float(self.optimizer.param_groups[0]["lr"])
         log.write(state, epoch_loss=mean_loss, lr=rate, seconds=state.seconds, **metrics)
         self.save()
+
+    def publish(self, run: Path) -> None:
+        """Make the model as it is now that of a run."""
+        if self.group.is_first:
+            self.model.save_pretrained(run / BEST)
+
+    def _take_factor(self, factor: float) -> None:
+        set_learning_rates(self.optimizer, [factor * rate for rate in self._first_rates])
+        self._tell_rates()
+
+    def _tell_rates(self) -> None:
+        if self.fused is not None:
+            self.fused.learning_rate_changed()
 
     def save(self) -> None:
         """Write a checkpoint, unless something went wrong since the last one."""
@@ -233,28 +289,32 @@ class Trainer:
             self.save()
             raise Interrupted(signum, self.run_folder)
 
-    def _test(self, log: RunLog) -> dict[str, Any]:
-        """Test the best model, once, and write metrics.json."""
-        state, config = self.state, self.config
-        self.group.wait()
-        model = SequentialRecommender.from_pretrained(self.run_folder / BEST).to(self.group.device)
-        result = evaluate(model, self.data, "test", config.eval, config.model.max_len)
-        tested = result.metrics
-        summary = {
-            "valid": state.best_metrics,
-            "test": tested,
-            "best_epoch": state.best_epoch,
-            "epochs": state.epoch,
-            "steps": state.step,
-            "seconds": round(state.seconds, 3),
-            "filter_seen": config.eval.filter_seen,
-            "data": describe_data(self.data),
-        }
-        if self.group.is_first:
-            rank_file.save(self.run_folder, result, rank_file.About.of(self.data, "test", config))
-            write_json(self.run_folder / METRICS, summary)
-            log.say(f"best epoch {state.best_epoch} of {state.epoch}: test {CRITERION} {tested[CRITERION]:.4f}")
-        return summary
+
+def score_test(
+    data: Sequences, config: Config, run: Path, group: Group, chosen: TrainState, seconds: float
+) -> dict[str, Any]:
+    """Test the run's model, once, and write metrics.json.
+
+    chosen: where the training that validation followed ended. seconds: of all training.
+    """
+    group.wait()
+    model = SequentialRecommender.from_pretrained(run / BEST).to(group.device)
+    result = evaluate(model, data, "test", config.eval, config.model.max_len)
+    summary = {
+        "valid": chosen.best_metrics,
+        "test": result.metrics,
+        "best_epoch": chosen.best_epoch,
+        "epochs": chosen.epoch,
+        "steps": chosen.step,
+        "refit": config.train.refit,
+        "seconds": round(seconds, 3),
+        "filter_seen": config.eval.filter_seen,
+        "data": describe_data(data),
+    }
+    if group.is_first:
+        rank_file.save(run, result, rank_file.About.of(data, "test", config))
+        write_json(run / METRICS, summary)
+    return summary
 
 
 def is_fused(config: Config, group: Group) -> bool:

@@ -5,6 +5,7 @@ Shapes: E width, V catalogue.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -74,3 +75,12 @@ def make_optimizer(model: SequentialRecommender, config: Config) -> torch.optim.
         groups.append({"params": [table], "lr": rate(train.lr), "weight_decay": train.weight_decay})
     kind = RowwiseAdamW if is_rowwise else torch.optim.AdamW
     return kind(groups, betas=(train.beta1, train.beta2), fused=True, capturable=is_cuda)
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
+    """One for each of the optimiser's groups."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):  # on a GPU, where a captured step reads it
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -147,3 +147,8 @@ def basket_starts(labels: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, 
         last[first:end_user] = starts[run] - bounds[:-1]
         one_before[first:end_user] = starts[np.maximum(run - 1, 0)] - bounds[:-1]
     return last, one_before
+
+
+def say_window(seconds: int) -> str:
+    """The length of a holdout's window, in days where it is whole ones."""
+    return f"{seconds / 86_400:g} days" if seconds % 86_400 == 0 else f"{seconds / 3_600:g} hours"

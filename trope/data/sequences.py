@@ -110,6 +110,15 @@ class Sequences:
         """The same data with every array on `device`."""
         return Sequences(self.path, self.meta, {name: tensor.to(device) for name, tensor in self._tensors.items()})
 
+    def with_validation(self) -> Sequences:
+        """The same data, with the events of validation among those to train on, and no more validation."""
+        splits = torch.stack((self.valid_end, self.valid_end, self.test_start, self.test_end))
+        begins = self.offsets[:-1][self.valid_end > 0]
+        ends = begins + self.valid_end[self.valid_end > 0]
+        span = [int(self.times[begins].min()), int(self.times[ends - 1].max())] if len(ends) else list(self.time_span)
+        meta = {**self.meta, "time_span": {**self.meta["time_span"], "train": span}}
+        return Sequences(self.path, meta, {**self._tensors, "splits": splits})
+
     @property
     def device(self) -> torch.device:
         """Where batches are cut."""

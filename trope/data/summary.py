@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from trope.data.protocols import say_window
+
 
 def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -> None:
     """Print a dataset's counts, span and split, its bad rows, and how it compares with the paper's table."""
@@ -58,7 +60,7 @@ def _print_paper(rows: dict[str, dict[str, Any]], console: Console) -> None:
 def _holdout(protocol: dict[str, Any]) -> str:
     if protocol["cutoff"] is None:
         return ""
-    return f", {protocol['window'] / 86_400:g} days from {_date(protocol['cutoff'])}"
+    return f", {say_window(protocol['window'])} from {_date(protocol['cutoff'])}"
 
 
 def _date(moment: int) -> str:

@@ -1,0 +1,104 @@
+"""train.refit: the training that follows what validation chose, on the events of validation as well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from training import one_thread, tiny, tiny_data, weights
+
+from trope.config import Config
+from trope.data.sequences import Sequences
+from trope.distributed import process_group
+from trope.model import SequentialRecommender
+from trope.train import REFIT, Trainer, train
+
+__all__ = ["one_thread"]  # a fixture for every test in here
+# So impatient that the learning rate falls during the run.
+SETTINGS = ("train.refit=true", "train.patience=0", "train.factor=0.5", "train.epochs=5", "train.min_epochs=5")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    return tiny_data(tmp_path_factory.mktemp("refit"))
+
+
+@pytest.fixture(scope="module")
+def refitted(data: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "refitted"
+    train(data, tiny(*SETTINGS), run, "cpu", progress=False)
+    return run
+
+
+def state_of(folder: Path) -> dict:
+    latest = sorted((folder / "checkpoints").iterdir())[-1]
+    return json.loads((latest / "state.json").read_text())
+
+
+def test_validation_events_are_trained_on(data: Sequences) -> None:
+    both = data.with_validation()
+    assert len(both.eval_users("valid")) == 0
+    torch.testing.assert_close(both.eval_users("test"), data.eval_users("test"))
+    added = both.train_windows(10**6).ends.sum() - data.train_windows(10**6).ends.sum()
+    assert added == (data.valid_end - data.train_end).sum()  # leave-one-out: one event each
+    last = max(int(data.times[data.offsets[u] + data.valid_end[u] - 1]) for u in range(data.num_users))
+    assert both.time_span == (data.time_span[0], last) and last >= data.time_span[1]
+
+
+def test_a_refit_replays_epochs_and_learning_rates(refitted: Path) -> None:
+    chosen, replayed = state_of(refitted), state_of(refitted / REFIT)
+    assert replayed["epoch"] == chosen["best_epoch"] and replayed["best"] is None
+    assert replayed["factors"] == pytest.approx(chosen["factors"][: chosen["best_epoch"]])
+    metrics = json.loads((refitted / "metrics.json").read_text())
+    assert metrics["refit"] and metrics["best_epoch"] == chosen["best_epoch"]
+
+
+def test_the_learning_rate_falls_in_both(refitted: Path) -> None:
+    assert state_of(refitted)["factors"][-1] < 1, "this test wants a run whose learning rate falls"
+
+
+def test_the_model_is_that_of_a_training_on_both(data: Sequences, refitted: Path, tmp_path: Path) -> None:
+    factors = state_of(refitted)["factors"][: state_of(refitted)["best_epoch"]]
+    config = tiny(*SETTINGS)
+    with process_group("cpu") as group:
+        trainer = Trainer(data.with_validation(), config, tmp_path, group, True, factors)
+        for epoch, factor in enumerate(factors):
+            trainer._take_factor(factor)
+            for index in range(trainer.feed.steps):
+                assert (trainer.state.epoch, trainer.state.index) == (epoch, index)
+                trainer.step()
+            trainer.state.epoch, trainer.state.index = epoch + 1, 0
+    found = SequentialRecommender.from_pretrained(refitted / "best").state_dict()
+    for name, value in trainer.model.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=name)
+
+
+def test_it_resumes_to_the_same_bytes(data: Sequences, refitted: Path, tmp_path: Path) -> None:
+    config: Config = tiny(*SETTINGS)
+    with process_group("cpu") as group:
+        first = Trainer(data, config, tmp_path / "run", group, resume=False)
+        while not first.is_finished:
+            one_epoch(first)
+        factors = first.state.factors[: first.state.best_epoch]
+        second = Trainer(data.with_validation(), config, tmp_path / "run" / REFIT, group, True, factors)
+        for _ in range(3):
+            second.step()
+        second.save()
+    train(data, config, tmp_path / "run", "cpu", resume=True, progress=False)
+    assert weights(tmp_path / "run") == weights(refitted)
+
+
+class _Silent:
+    """A log that nobody reads."""
+
+    def show(self, **values: str) -> None: ...
+
+    def write(self, state: object, **values: object) -> None: ...
+
+
+def one_epoch(trainer: Trainer) -> None:
+    for _ in range(trainer.feed.steps):
+        trainer.step()
+    trainer.finish_epoch(_Silent())  # type: ignore[arg-type]
