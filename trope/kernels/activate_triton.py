@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 """SiLU and rotation of HSTU's v, q and k in one pass, and its backward with the frequencies' gradient inside.
 
-Notable: a program takes one of v, q, k for a few tokens, neighbouring programs the three parts of the same tokens; u is
-left to the gate, forward and backward, and passes as a view; cos and sin are formed in registers and serve all heads;
-the backward needs the projection and the gradients, neither SiLU's output nor the angles; gradients may be strided
-views, and one that is missing is a masked load; each program writes a partial row of the frequency gradient and rows
-are summed in a fixed order, so gradients are deterministic; frequencies that are linear in their coefficients are
-formed, and their gradient carried on, inside these kernels too.
+Notable: a program takes one of v, q, k for a few tokens; u is left to the gate, forward and backward, and passes as a
+view; cos and sin are formed in registers and serve all heads; the backward needs the projection and the gradients,
+neither SiLU's output nor the angles; gradients may be strided views, and one that is missing is a masked load; each
+program of q and k writes a partial row of the frequency gradient and rows are summed in a fixed order, so gradients are
+deterministic; frequencies that are linear in their coefficients are formed, and their gradient carried on, inside these
+kernels too.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, F = 4 H D, H heads, D head dim, P planes, C coordinates.
@@ -192,27 +192,29 @@ def _backward_part(
             _store_frequency_row(p_row + P, b_df1, p_betas, o_p, P, PAPER_FP32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["BLOCKS"])
 def _backward_kernel(
     p_x, p_gv, p_gq, p_gk, p_dx, p_partial, p_cq, p_ck, p_fq, p_fk, p_sq, p_sk, p_aq, p_ak, p_t0, p_betas,
-    T, TILES,
+    T, BLOCKS, TILES,
     s_vt, s_vh, s_qt, s_qh, s_kt, s_kh,
     HAS_V: tl.constexpr, HAS_Q: tl.constexpr, HAS_K: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
     FREQ_GRAD: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    i_part, i_block = tl.program_id(0) % 3, tl.program_id(0) // 3
-    if i_part == 0:
-        _backward_part(p_x, p_gv, p_dx, p_partial, 0, i_block, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, TILES,
+    # Programs of q and k may take several tiles and begin first; those of v, a tile each, fill what they leave idle.
+    i_block = tl.program_id(0) // 2
+    if tl.program_id(0) >= 2 * BLOCKS:
+        i_tile = tl.program_id(0) - 2 * BLOCKS
+        _backward_part(p_x, p_gv, p_dx, p_partial, 0, i_tile, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, 1,
                        s_vt, s_vh, HAS_V, H, D, P, C, False, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
                        BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
-    elif i_part == 1:
+    elif tl.program_id(0) % 2 == 0:
         _backward_part(p_x, p_gq, p_dx, p_partial, 1, i_block, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, TILES,
                        s_qt, s_qh, HAS_Q, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
                        BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
     else:
-        p_partial_k = p_partial + tl.num_programs(0) // 3 * C * P
+        p_partial_k = p_partial + BLOCKS * C * P
         _backward_part(p_x, p_gk, p_dx, p_partial_k, 2, i_block, p_ck, p_fk, p_sk, p_ak, p_t0, p_betas, T, TILES,
                        s_kt, s_kh, HAS_K, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
                        BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
@@ -279,18 +281,18 @@ class _Activate(torch.autograd.Function):
         shape = ctx.shape
         T, C, P = len(pre_TF), shape["C"], shape["P"]
         tile = _tile(P, shape["D"] - 2 * P, shape["H"], warps=4)
-        block_t = tile["BLOCK_T"]
         freq_grad = any(ctx.needs_input_grad[4:6]) or any(ctx.needs_input_grad[8:10])
         dense = [g if g is None or g.stride(-1) == 1 else g.contiguous() for g in grads]
         strides = [s for g in dense for s in ((16, 16) if g is None else _strides(g))]
         dpre = _with_first_part(g_u, pre_TF, ctx.joint)
-        tiles = triton.cdiv(triton.cdiv(T, block_t), ROWS) if freq_grad else 1
-        blocks = triton.cdiv(T, tiles * block_t) if T else 0
+        all_tiles = triton.cdiv(T, tile["BLOCK_T"])
+        tiles = max(1, triton.cdiv(all_tiles, ROWS)) if freq_grad else 1  # of a program of q or k
+        blocks = triton.cdiv(all_tiles, tiles)
         partial = torch.empty((2, blocks if freq_grad else 0, C, P), dtype=torch.float64, device=pre_TF.device)
         if T:
-            _backward_kernel[(3 * blocks,)](
-                pre_TF, *(pre_TF if g is None else g for g in dense), dpre, partial, *pointers, T, tiles, *strides,
-                *(g is not None for g in dense), FREQ_GRAD=freq_grad, **shape, **tile,
+            _backward_kernel[(2 * blocks + all_tiles,)](
+                pre_TF, *(pre_TF if g is None else g for g in dense), dpre, partial, *pointers, T, blocks, tiles,
+                *strides, *(g is not None for g in dense), FREQ_GRAD=freq_grad, **shape, **tile,
             )  # fmt: skip
         nothing: list[Tensor | None] = [None] * 13
         if not freq_grad:
