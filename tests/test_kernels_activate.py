@@ -188,6 +188,19 @@ def test_far_from_zero(device: str) -> None:
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
+def test_any_coordinate_gives_a_rotation(device: str) -> None:
+    """Past 2^51 quarter turns float64 holds no phase, but lengths must still be kept; NaN must not pass for a phase."""
+    pre = torch.randn(4, 4 * 8, generator=torch.Generator().manual_seed(0)).to(device)
+    coords = torch.tensor([[2**62 + 12345, -(2**62) - 777, 2**53 + 1, 2**50 + 1]], device=device)
+    freqs = torch.tensor([[1.37, -0.3, 0.77, 1e-3]], dtype=torch.float64, device=device)
+    _, _, *turned = activate(pre, 1, coords, coords, Turns(freqs, freqs), backend="triton")
+    _, _, *still = activate(pre, 1, backend="triton")
+    for a, b in zip(turned, still, strict=True):
+        torch.testing.assert_close(a.unflatten(-1, (4, 2)).norm(dim=-1), b.unflatten(-1, (4, 2)).norm(dim=-1))
+    nowhere = Turns(freqs * torch.nan, freqs * torch.nan)
+    assert all(x.isnan().all() for x in activate(pre, 1, coords, coords, nowhere, backend="triton")[2:])
+
+
 def test_no_tokens(device: str) -> None:
     *_, dfreqs_q, dfreqs_k = Problem((0, 2, 8, 8), torch.float32, device).run("triton")
     assert not dfreqs_q.any() and not dfreqs_k.any()

@@ -28,7 +28,9 @@ def _cos_sin_quarters(b_quarters):
     arguments, which reduced ones never take but registers pay for; this also runs in the interpreter.
     """
     b_sum = b_quarters + 6755399441055744.0
-    b_x = (b_quarters - (b_sum - 6755399441055744.0)).to(tl.float32)  # in [-1/2, 1/2]
+    b_x = (b_quarters - (b_sum - 6755399441055744.0)).to(tl.float32)
+    # Past 2^51 quarters, where phases mean nothing, still a rotation; but a frequency that is not a number shows.
+    b_x = tl.clamp(b_x, -0.5, 0.5, propagate_nan=tl.PropagateNan.ALL)
     b_z = b_x * b_x
     b_s = b_x * (1.57079630509 + b_z * (-0.645962938167 + b_z * (0.0796759029699 + b_z * -0.00459228907545)))
     b_c = 1.0 + b_z * (-1.23370054065 + b_z * (0.253669203939 + b_z * (-0.0208600713199 + b_z * 0.000903631705343)))
