@@ -54,7 +54,8 @@ def test_the_papers_rows_are_cumulative_then_single() -> None:
     assert config_of(FULL) == preset("hstu-trope") and changes("minus-nonstationary") == off
     assert changes("minus-shifted") == (off := off | {"rotary.shifted": False})
     assert changes("minus-multiscale") == off | {"rotary.multiscale": False}
-    assert config_of("minus-time") == preset("hstu-time") and changes("minus-time") == {"rotary.kind": "none"}
+    assert config_of("minus-time") == preset("hstu-time")
+    assert changes("minus-time") == {"rotary.kind": "none", "model.gate_floor": None}
     assert changes("no-shifted-query") == {"rotary.shifted": False}
     assert changes("no-key") == {"rotary.rotate_key": False}
     assert changes("no-time-rab") == {"model.time_bias": False} and config_of("no-time-rab").model.position_bias
@@ -63,25 +64,26 @@ def test_the_papers_rows_are_cumulative_then_single() -> None:
 def test_ours_are_one_change_each() -> None:
     assert changes("fp32") == {"rotary.phase": "fp32"}
     assert changes("paper-conditioning") == {"rotary.conditioning": "paper"}
-    assert changes("printed") == changes("fp32") | changes("paper-conditioning")
+    assert changes("no-floor") == {"model.gate_floor": None} and changes("time-floor") == {"rotary.kind": "none"}
+    assert changes("printed") == changes("fp32") | changes("paper-conditioning") | changes("no-floor")
     assert changes("shared") == {"rotary.share_alpha": True}
     assert changes("shared-stationary") == changes("shared") | changes("minus-nonstationary")
     assert changes("frozen") == {"rotary.learnable": False} and changes("calendar") == {"rotary.bank": "calendar"}
     assert changes("no-query") == {"rotary.rotate_query": False}
-    assert changes("torope") == {"rotary.kind": "torope"}
+    assert changes("torope") == {"rotary.kind": "torope", "model.gate_floor": None}
     assert changes("torope-no-rab") == changes("torope-no-time-rab") | {"model.position_bias": False}
 
 
 def test_no_two_rows_are_the_same_and_each_makes_a_model() -> None:
     configs = [preset(each.model, each.settings) for each in variants(ROWS, SIZE)]
-    assert len({json.dumps(asdict(config)) for config in configs}) == len(ROWS) == 19
+    assert len({json.dumps(asdict(config)) for config in configs}) == len(ROWS) == 21
     for config in configs:
         assert SequentialRecommender(config, 10, (1_600_000_000, 1_600_100_000)).config.model.width == 8
 
 
 def test_rows_are_chosen_by_table_or_name_and_always_with_the_full_model() -> None:
     assert [row.variant.name for row in select("no-key, fp32")] == [FULL, "no-key", "fp32"]
-    assert len(select("paper")) == 8 and len(select("ours")) == 12 and select(None) == list(ROWS)
+    assert len(select("paper")) == 8 and len(select("ours")) == 14 and select(None) == list(ROWS)
     with pytest.raises(ValueError, match="no such row: tpyo; there are paper, ours, full"):
         select("tpyo")
     with pytest.raises(ValueError, match="a row besides full"):
@@ -97,7 +99,7 @@ def test_the_report_has_both_tables_with_relative_changes(data: Sequences, tmp_p
 
     finish(data, variants(ROWS, SIZE), 2, out, better)
     result = ablate(data.path, out, "--seeds", 2, "--json", tmp_path / "all.json")
-    assert result.exit_code == 0 and "38 finished before" in result.output, result.output
+    assert result.exit_code == 0 and "42 finished before" in result.output, result.output
     assert " 7. - Key RoPE " in result.output and " TO-RoPE - all RAB " in result.output  # on the screen as well
     text, html = (out / "report.md").read_text(), (out / "report.html").read_text()
     paper, ours = (text.split(f"## {title}\n")[1].split("\n## ")[0] for title in ("The paper's rows", "Ours"))

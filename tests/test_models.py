@@ -14,6 +14,7 @@ from conftest import draw_times
 from trope.config import PRESETS, Config, ModelConfig, from_dict, preset, read_toml, to_dict, to_toml
 from trope.kernels.attention import time_gaps
 from trope.kernels.attention_reference import bias, time_buckets
+from trope.kernels.norm import gate
 from trope.kernels.spans import Spans
 from trope.layers import Context, HSTUBlock, IntervalAttention, IntervalTables, relative_intervals
 from trope.model import SequentialRecommender
@@ -139,6 +140,17 @@ def test_hstu_block_is_its_definition(rng: torch.Generator) -> None:
                 y[i, head] += F.silu(q[i, head] @ k[j, head] + bias) / 5 * v[j, head]
     want = x[0] + block.out(F.layer_norm(y, (6,), eps=1e-6) * u)
     assert torch.allclose(got[0], want, atol=1e-5)
+
+
+@pytest.mark.parametrize(("floor", "steepest"), [("none", 20.0), ("1.0", 1.0)])
+def test_a_floor_takes_the_jump_out_of_a_change_of_sign(floor: str, steepest: float) -> None:
+    """One key whose score goes through zero: LayerNorm of silu(s) v turns around, in a jump unless there is a floor."""
+    block = HSTUBlock(preset("hstu-trope", [f"model.gate_floor={floor}", "model.max_len=50"]).model, None, 1)
+    scores = torch.linspace(-0.5, 0.5, 1001)
+    v = torch.tensor([1.0, -1.0])
+    y = scores[:, None].sigmoid() * scores[:, None] * v / block.max_len
+    slope = gate(y, torch.full_like(y, 20.0), eps=block.gate_eps)[:, 0].diff().abs().max() / 0.001 / 20
+    assert steepest / 2.5 < slope < steepest
 
 
 def test_time_buckets_by_hand() -> None:

@@ -211,7 +211,7 @@ def test_two_hundred_steps_agree_with_the_reference(name: str, table_state: str)
     )
     # Softmax attention does not feel its keys' bias, which Adam moves by rounding alone: those trainings drift apart.
     assert exact.max() < (1e-3 if name.startswith("hstu") else 0.03)
-    assert fused[:20].max() < 0.02 and fused.mean() < 2 * plain.mean() + 0.005
+    assert fused[:20].max() < (0.02 if name.startswith("hstu") else 0.04) and fused.mean() < 2 * plain.mean() + 0.005
 
 
 @on_gpu

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trope.config import preset
 from trope.experiments import Variant
+from trope.variants import NAMED
 
 FULL = "full"
 # Rows 2 to 5 remove one part more each; a part is a switch of RotaryConfig.
@@ -42,7 +43,9 @@ ROWS = (
     _row("paper", "no-time-rab", "- Time RAB", "model.time_bias=false"),
     _row("ours", "fp32", "fp32 phases", "rotary.phase=fp32"),
     _row("ours", "paper-conditioning", "paper's coefficients", "rotary.conditioning=paper"),
-    _row("ours", "printed", "paper's recipe (both)", "rotary.phase=fp32", "rotary.conditioning=paper"),
+    _row("ours", "no-floor", "no floor in the gate", "model.gate_floor=none"),
+    _row("ours", "time-floor", "HSTU + Time RAB with the floor", "model.gate_floor=1.0", model="hstu-time"),
+    _row("ours", "printed", "paper's recipe (all three)", *NAMED["hstu-trope-paper"].settings),
     _row("ours", "shared", "shared coefficients", "rotary.share_alpha=true"),
     _row("ours", "shared-stationary", "shared, stationary", "rotary.share_alpha=true", "rotary.conjugate=false"),
     _row("ours", "frozen", "frozen frequencies", "rotary.learnable=false"),
@@ -64,7 +67,7 @@ NOTES = {
         'time; the paper\'s words also allow that the query is not rotated at all, which is "- Query RoPE" below.'
     ),
     "ours": (
-        "One change each from the full model. fp32 and paper's coefficients are what the paper prints; "
+        "One change each from the full model. fp32, paper's coefficients and no floor are what the paper prints; "
         "shared: one coefficient for query and key, as Theorems 1 and 2 assume, and stationary without the conjugate; "
         "frozen: frequencies stay as drawn; calendar bank: half the planes stationary, half absolute on harmonics of "
         "day, week and year; TO-RoPE with time and position RAB, with position RAB, and with none."

@@ -67,6 +67,9 @@ class ModelConfig:
     position_bias, time_bias: HSTU's relative attention bias by position and by bucketed time gap.
     time_buckets: of the time bias, one more for everything longer.
     intervals: TiSASRec's clip of relative intervals.
+    gate_floor: HSTU normalises what attention sums up before it gates; sums that spread less than this stay small. None
+        for the public code's epsilon. With a rotation scores change their sign, and with them the sums: without a floor
+        the norm makes a jump of it, and training derails (docs/method.md).
     """
 
     block: BlockKind = "hstu"
@@ -80,6 +83,7 @@ class ModelConfig:
     time_bias: bool = True
     time_buckets: int = 128
     intervals: int = 256
+    gate_floor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,8 @@ def _check(config: Config) -> None:
     for path, value in not_negative.items():
         if not value >= 0:
             raise ValueError(f"{path} must not be negative, got {value}")
+    if model.gate_floor is not None and not model.gate_floor > 0:
+        raise ValueError(f"model.gate_floor must be greater than 0, or none, got {model.gate_floor}")
 
 
 PRESETS: dict[str, Config] = {
@@ -200,7 +206,7 @@ PRESETS: dict[str, Config] = {
     "hstu": Config(ModelConfig(time_bias=False)),
     "hstu-time": Config(),
     "hstu-torope": Config(rotary=RotaryConfig(kind="torope")),
-    "hstu-trope": Config(rotary=RotaryConfig(kind="trope")),
+    "hstu-trope": Config(ModelConfig(gate_floor=1.0), RotaryConfig(kind="trope")),
 }
 
 

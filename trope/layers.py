@@ -20,7 +20,7 @@ from trope.config import Config, ModelConfig, RotaryConfig
 from trope.kernels.activate import activate
 from trope.kernels.attention import Gaps, hstu_attention
 from trope.kernels.joint_gradient import JointGradient
-from trope.kernels.norm import gate, norm
+from trope.kernels.norm import EPS, gate, norm
 from trope.kernels.project import project
 from trope.kernels.spans import Spans
 from trope.rotary import IndexRoPE, TORoPE, TRoPE
@@ -78,6 +78,8 @@ class HSTUBlock(nn.Module):
     def __init__(self, config: ModelConfig, rotary: Rotation | None, stream: int) -> None:
         super().__init__()
         self.heads, self.max_len, self.stream = config.heads, config.max_len, stream
+        # The floor is that of the sum, which attention divides by n.
+        self.gate_eps = EPS if config.gate_floor is None else (config.gate_floor / config.max_len) ** 2
         inner = config.heads * config.head_dim
         self.uvqk = nn.Parameter(torch.empty(config.width, 4 * inner).normal_(0, 0.02))
         self.bias = RelativeBias(config)
@@ -96,7 +98,7 @@ class HSTUBlock(nn.Module):
         gaps = None if self.bias.time is None else context.gaps
         y_THD = hstu_attention(q, k, v, context.spans, self.max_len, self.bias.position, self.bias.time, gaps)
         dropout = self.dropout.p if self.training else 0.0
-        gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, context.seed, self.stream, joint=joint)
+        gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, context.seed, self.stream, self.gate_eps, joint)
         if context.seed is None:  # the kernel did not
             gated_TF = self.dropout(gated_TF)
         return x_TE, project(gated_TF, self.out.weight.t(), self.out.bias)

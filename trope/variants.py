@@ -1,9 +1,10 @@
 """What a command line asks to be trained: models by name, own variants, a config file as their common base.
 
 How a file and a preset merge: the preset decides what makes a model that model (`model.block`, `model.position_bias`,
-`model.time_bias` and the whole group `rotary`), the file decides everything else it states (sizes, training,
-evaluation), and `--set` has the last word on what all variants share. A variant's own settings come after that, since
-they are what it is. Seeds come from `--seeds`. So one file serves six models, and results.jsonl holds what it said.
+`model.time_bias`, `model.gate_floor` and the whole group `rotary`), the file decides everything else it states (sizes,
+training, evaluation), and `--set` has the last word on what all variants share. A variant's own settings come after
+that, since they are what it is. Seeds come from `--seeds`. So one file serves six models, and results.jsonl holds what
+it said.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from trope.experiments import Variant
 
 NAMED = {
     # The paper's own arithmetic and coordinates, which our preset replaces (docs/method.md).
-    "hstu-trope-paper": Variant("hstu-trope-paper", "hstu-trope", ("rotary.phase=fp32", "rotary.conditioning=paper"))
+    "hstu-trope-paper": Variant(
+        "hstu-trope-paper", "hstu-trope", ("rotary.phase=fp32", "rotary.conditioning=paper", "model.gate_floor=none")
+    )
 }
 """Variants that `--models` knows besides the presets."""
-_OF_THE_PRESET = {"model.block", "model.position_bias", "model.time_bias"}
+_OF_THE_PRESET = {"model.block", "model.position_bias", "model.time_bias", "model.gate_floor"}
 _OF_THE_COMMAND = {"train.seed"}
 
 

@@ -16,11 +16,13 @@ from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.joint_gradient import JointGradient
 from trope.kernels.random_reference import keep_mask
 
+EPS = 1e-6  # of the public code
+
 
 def norm(
     x_TE: Tensor,
     delta_TE: Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float = EPS,
     out_dtype: torch.dtype = torch.bfloat16,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
@@ -43,7 +45,7 @@ def gate(
     dropout: float = 0.0,
     seed: Tensor | None = None,
     stream: int = 0,
-    eps: float = 1e-6,
+    eps: float = EPS,
     joint: JointGradient | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
