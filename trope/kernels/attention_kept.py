@@ -145,7 +145,7 @@ def from_kept(
 ) -> None:
     """Fill dq and the gradients of the weights from the gradient of the scores, `kept_shape`."""
     B, _, H, block, _ = ds.shape
-    constants = tile(k, spans) | {"num_warps": WARPS, "num_stages": 1 if ds.dtype == torch.float32 else 2}
+    constants = tile(k, spans)
     S, G = row_stride(spans.max_len), heads_of_program(H, block, constants["BLOCK_D"], ds.dtype)
     parts = B * (S // block) * (H // G)
     partial = Partial.empty(parts, parts, S, d_position, d_time, ds.device)
@@ -155,6 +155,6 @@ def from_kept(
         ds, k, dq, partial.by_distance, partial.by_bucket, buckets, ends, singles, spans.starts_B, spans.lengths_B,
         k.stride(0), dq.stride(0), k.stride(1), dq.stride(1), S, spans.max_len, 1.0 / n, S // block, H,
         HAS_POSITION=d_position is not None, HAS_TIME=d_time is not None, G=G, BLOCK_K=partial.block_k,
-        RUNS=attention_runs.RUNS, **constants,
+        RUNS=attention_runs.RUNS, **constants | {"num_warps": WARPS, "num_stages": 1 if ds.dtype == torch.float32 else 2},
     )  # fmt: skip
     partial.sum_into(d_position, d_time, spans.max_len, scale=1.0)
