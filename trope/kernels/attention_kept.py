@@ -31,7 +31,6 @@ from trope.kernels.spans import Spans
 # KiB, and 16 are needed to change layouts); and dq, in registers (a quarter of a thread's).
 MOST_TILE_BYTES = 96 << 10
 MOST_SUM_BYTES = 32 << 10
-WARPS = 4
 
 
 def kept_shape(spans: Spans, H: int) -> tuple[int, ...]:
@@ -65,7 +64,7 @@ def _turn(b_x, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _kept_kernel(
+def _query_kernel(
     p_ds, p_k, p_dq, p_by_distance, p_by_bucket, p_buckets, p_ends, p_singles, p_starts, p_lengths,
     s_k, s_dq, s_kh, s_dqh, s_row, L, scale, TILES, H,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, G: tl.constexpr, BLOCK_K: tl.constexpr, RUNS: tl.constexpr,
@@ -151,10 +150,10 @@ def from_kept(
     partial = Partial.empty(parts, parts, S, d_position, d_time, ds.device)
     *_, buckets, _ = bias.pointers(ds)
     ends, singles = (ds, ds) if d_time is None else bias.gaps.runs
-    _kept_kernel[(parts,)](
+    _query_kernel[(parts,)](
         ds, k, dq, partial.by_distance, partial.by_bucket, buckets, ends, singles, spans.starts_B, spans.lengths_B,
         k.stride(0), dq.stride(0), k.stride(1), dq.stride(1), S, spans.max_len, 1.0 / n, S // block, H,
         HAS_POSITION=d_position is not None, HAS_TIME=d_time is not None, G=G, BLOCK_K=partial.block_k,
-        RUNS=attention_runs.RUNS, **constants | {"num_warps": WARPS, "num_stages": 1 if ds.dtype == torch.float32 else 2},
+        RUNS=attention_runs.RUNS, **constants | {"num_stages": 1 if ds.dtype == torch.float32 else 2},
     )  # fmt: skip
     partial.sum_into(d_position, d_time, spans.max_len, scale=1.0)
