@@ -1,8 +1,8 @@
 """The gradients of HSTU's bias weights: sums of the scores' gradient by distance and by bucket of time.
 
-Where that gradient was kept, attention_kept.py sums it. Here it is computed once more (long sequences): summed over
-heads, which share the bias, into strips, a tile of queries by all its keys, in float32. Strips are taken in slices of a
-fixed budget, so memory stays linear in the length. From a strip:
+Heads share the bias, so the gradient is summed over heads first, into strips: a tile of queries by all its keys, in
+float32. The sum comes from what the key kernel kept, or is computed once more (long sequences). Strips are taken in
+slices of a fixed budget, so memory stays linear in the length. From a strip:
 - by distance: entries of one distance lie one step apart in neighbouring rows, so rows are added up, read backwards;
 - by bucket: sorted times make a row's buckets runs, so the sum over buckets >= k is the row's prefix sum where the run
   of k ends (attention_runs.py). Unsorted times take one masked sum per bucket.
@@ -14,7 +14,7 @@ Shape letters: B sequences, L positions, S = row_stride(L), H heads, D head dim,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 import triton
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trope.kernels import attention_runs
-from trope.kernels.attention_runs import find_runs, sum_runs
+from trope.kernels.attention_runs import find_runs, pair_of, sum_runs
 from trope.kernels.attention_triton import (
     Bias,
     load_buckets,
@@ -38,6 +38,24 @@ from trope.kernels.spans import Spans
 
 STRIP_BYTES = 1 << 28  # of a slice of strips
 ROWS = 256  # of strips that a program of the distance kernel adds up; fixed, so that sums do not depend on the GPU
+
+
+@triton.jit
+def _sum_kernel(
+    p_ds, p_strips, p_lengths, s_row, first, TILES, H: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile of a strip from the gradients that were kept for each head."""
+    i_n, i_unit = tl.program_id(0), tl.program_id(1)
+    i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
+    if (i_n > i_m) | (i_m * BLOCK >= tl.load(p_lengths + i_b)):
+        return
+    o_row, o_n = tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
+    p_tile = p_ds + i_b.to(tl.int64) * H * s_row * s_row + o_n[:, None] * s_row + (i_m * BLOCK + o_row)[None, :]
+    b_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for i_h in tl.static_range(H):
+        b_sum += tl.load(p_tile + i_h * s_row * s_row).to(tl.float32)
+    p_out = p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :]
+    tl.store(p_out, tl.trans(b_sum))
 
 
 @triton.jit
@@ -73,8 +91,9 @@ def _recompute_kernel(
 
 @triton.jit
 def _by_bucket_kernel(
-    p_strips, p_partial, p_times, p_query_times, p_buckets, p_starts, p_lengths, s_row, L, last, first, TILES,
-    CACHED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RUNS: tl.constexpr,
+    p_strips, p_partial, p_times, p_query_times, p_buckets, p_counts, p_singles, p_starts, p_lengths,
+    s_row, L, last, first, TILES,
+    CACHED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
     """One strip's sums: in each of BLOCK_K buckets taken singly, and behind them in buckets >= k of runs."""
     i_unit = tl.program_id(0)
@@ -89,16 +108,39 @@ def _by_bucket_kernel(
         b_sum = tl.load(p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :])
         m_m = o_m < length
         m = (o_m[:, None] >= o_n[None, :]) & m_m[:, None]  # other pairs have no gradient
-        b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length, s_row, L,
-                                last, CACHED)  # fmt: skip
-        b_end, lowest, end = find_runs(b_bucket, m, BLOCK, RUNS)
-        b_runs += sum_runs(b_sum, b_end, BLOCK)
-        for i_k in range(lowest, end):
-            in_bucket = tl.sum(tl.sum(tl.where(m & (b_bucket == i_k), b_sum, 0.0), axis=1), axis=0)
-            b_hist += tl.where(o_k == i_k, in_bucket, 0.0)
+        if COUNTED:
+            pair = pair_of(i_b, i_m, i_n, TILES)
+            b_count = tl.load(p_counts + pair * BLOCK * RUNS + o_row[:, None] * RUNS + o_run[None, :]).to(tl.int32)
+            lowest, end = tl.load(p_singles + pair * 2), tl.load(p_singles + pair * 2 + 1)
+        else:
+            b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length, s_row,
+                                    L, last, CACHED)  # fmt: skip
+            b_count, lowest, end = find_runs(b_bucket, m, BLOCK, RUNS)
+        b_runs += sum_runs(b_sum, b_count)
+        if lowest < end:
+            b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length, s_row,
+                                    L, last, CACHED)  # fmt: skip
+            for i_k in range(lowest, end):
+                in_bucket = tl.sum(tl.sum(tl.where(m & (b_bucket == i_k), b_sum, 0.0), axis=1), axis=0)
+                b_hist += tl.where(o_k == i_k, in_bucket, 0.0)
     p_row = p_partial + (first + i_unit) * (BLOCK_K + RUNS)
     tl.store(p_row + o_k, b_hist)
     tl.store(p_row + BLOCK_K + o_run, tl.sum(b_runs, axis=0))
+
+
+@triton.jit
+def _bucket_sum_kernel(p_partial, p_d_time, R, scale, BLOCK_K: tl.constexpr, RUNS: tl.constexpr, BLOCK_R: tl.constexpr):
+    """One bucket's sum over all strips: what is in it, and what is in it or above less what is above."""
+    i_k = tl.program_id(0)
+    b_sum = tl.zeros((BLOCK_R,), dtype=tl.float32)
+    b_above = tl.zeros((BLOCK_R,), dtype=tl.float32)
+    for i_r in range(0, R, BLOCK_R):
+        o_r = i_r + tl.arange(0, BLOCK_R)
+        p = p_partial + o_r * (BLOCK_K + RUNS) + i_k
+        b_sum += tl.load(p, mask=o_r < R, other=0.0)
+        b_sum += tl.load(p + BLOCK_K, mask=(o_r < R) & (i_k < RUNS), other=0.0)
+        b_above += tl.load(p + BLOCK_K + 1, mask=(o_r < R) & (i_k + 1 < RUNS), other=0.0)
+    tl.store(p_d_time + i_k, (tl.sum(b_sum, axis=0) - tl.sum(b_above, axis=0)) * scale)
 
 
 @triton.jit
@@ -121,108 +163,85 @@ def _by_distance_kernel(
 
 
 @triton.jit
-def _bucket_sum_kernel(
-    p_partial, p_d_time, R, K, scale,
-    BLOCK_K: tl.constexpr, RUNS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Some buckets' sums over all rows: what is in one, and what is in it or above less what is above."""
-    o_k = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    b_sum = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
-    b_above = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
+def _distance_sum_kernel(p_partial, p_d_position, R, L, centre, scale, s_partial, BLOCK_R: tl.constexpr):
+    """One distance's sum over all parts."""
+    distance = tl.program_id(0)
+    b_sum = tl.zeros((BLOCK_R,), dtype=tl.float32)
     for i_r in range(0, R, BLOCK_R):
         o_r = i_r + tl.arange(0, BLOCK_R)
-        m_r = (o_r < R)[:, None]
-        p = p_partial + o_r.to(tl.int64)[:, None] * (BLOCK_K + RUNS) + o_k[None, :]
-        b_sum += tl.load(p, mask=m_r & (o_k < K)[None, :], other=0.0)
-        b_sum += tl.load(p + BLOCK_K, mask=m_r & (o_k < RUNS)[None, :], other=0.0)
-        b_above += tl.load(p + BLOCK_K + 1, mask=m_r & (o_k + 1 < RUNS)[None, :], other=0.0)
-    tl.store(p_d_time + o_k, (tl.sum(b_sum, axis=0) - tl.sum(b_above, axis=0)) * scale, mask=o_k < K)
+        b_sum += tl.load(p_partial + o_r * s_partial + distance, mask=o_r < R, other=0.0)
+    tl.store(p_d_position + centre - distance, tl.sum(b_sum, axis=0) * scale)
 
 
-@triton.jit
-def _distance_sum_kernel(p_partial, p_end, R, L, scale, s_partial, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Some distances' sums over all rows, written backwards from p_end."""
-    o_distance = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m = o_distance < L
-    b_sum = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
-    for i_r in range(0, R, BLOCK_R):
-        o_r = i_r + tl.arange(0, BLOCK_R)
-        p = p_partial + o_r.to(tl.int64)[:, None] * s_partial + o_distance[None, :]
-        b_sum += tl.load(p, mask=(o_r < R)[:, None] & m[None, :], other=0.0)
-    tl.store(p_end - o_distance, tl.sum(b_sum, axis=0) * scale, mask=m)
+def from_kept(ds: Tensor, spans: Spans, n: int, bias: Bias, d_position: Tensor | None, d_time: Tensor | None) -> None:
+    """Fill the gradients of the weights from the gradient of the scores, [B, H, keys, queries]."""
 
-
-class Partial(NamedTuple):
-    """What programs leave to be summed, a row each: by distance [rows, S]; by bucket [rows, block_k + RUNS], singly and
-    in buckets >= k."""
-
-    by_distance: Tensor
-    by_bucket: Tensor
-    block_k: int
-
-    @classmethod
-    def empty(
-        cls, rows: int, bucket_rows: int, S: int, d_position: Tensor | None, d_time: Tensor | None, device: torch.device
-    ) -> Partial:
-        block_k = 1 if d_time is None else triton.next_power_of_2(len(d_time))
-        shapes = (
-            (0,) if d_position is None else (rows, S),
-            (0,) if d_time is None else (bucket_rows, block_k + attention_runs.RUNS),
+    def fill(strips: Tensor, first: int, units: int, tiles: int, block: int) -> None:
+        _sum_kernel[(tiles, units)](
+            ds, strips, spans.lengths_B, strips.shape[-1], first, tiles, H=ds.shape[1], BLOCK=block, num_warps=4
         )
-        by_distance, by_bucket = (torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes)
-        return cls(by_distance, by_bucket, block_k)
 
-    def sum_into(self, d_position: Tensor | None, d_time: Tensor | None, L: int, scale: float) -> None:
-        """The sums over all rows, times scale."""
-        columns = {"BLOCK_R": 256, "BLOCK_C": 8}  # 32 bytes of a row at a time
-        if d_position is not None:
-            _distance_sum_kernel[(triton.cdiv(L, 8),)](
-                self.by_distance, d_position[(len(d_position) - 1) // 2 :], len(self.by_distance), L, scale,
-                self.by_distance.stride(0), **columns,
-            )  # fmt: skip
-        if d_time is not None:
-            _bucket_sum_kernel[(triton.cdiv(len(d_time), 8),)](
-                self.by_bucket, d_time, len(self.by_bucket), len(d_time), scale,
-                BLOCK_K=self.block_k, RUNS=attention_runs.RUNS, **columns,
-            )  # fmt: skip
+    _sum_strips(fill, ds, spans, n, bias, d_position, d_time)
 
 
 def from_inputs(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias,
     d_position: Tensor | None, d_time: Tensor | None,
 ) -> None:  # fmt: skip
-    """Fill the gradients of the weights from what attention's backward began with, slice by slice."""
-    if d_position is None and d_time is None:
-        return
-    inputs, rest = (q, k, v, dy), (*bias.pointers(q), spans.starts_B, spans.lengths_B)
-    strides = (*(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs), *sheet_strides(spans, bias))
+    """Fill the gradients of the weights from what attention's backward began with."""
+    inputs = (q, k, v, dy)
+
+    def fill(strips: Tensor, first: int, units: int, tiles: int, block: int) -> None:
+        _recompute_kernel[(tiles, units)](
+            *inputs, strips, *bias.pointers(q), spans.starts_B, spans.lengths_B,
+            *(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs),
+            *sheet_strides(spans, bias), *shared_arguments(spans, n, bias), first, tiles, q.shape[1],
+            **bias.constants(), **tile(q, spans),
+        )  # fmt: skip
+
+    _sum_strips(fill, q, spans, n, bias, d_position, d_time)
+
+
+def _sum_strips(
+    fill: Callable[[Tensor, int, int, int, int], None], like: Tensor, spans: Spans, n: int, bias: Bias,
+    d_position: Tensor | None, d_time: Tensor | None,
+) -> None:  # fmt: skip
+    """Slice by slice: have strips filled, then sum them both ways."""
     B, S = len(spans.lengths_B), row_stride(spans.max_len)
     L, centre, last, scale = shared_arguments(spans, n, bias)
-    constants = tile(q, spans)
-    block = constants["BLOCK"]
+    block = tile(like, spans)["BLOCK"]
     tiles = triton.cdiv(L, block)
     units = max(1, min(B * tiles, STRIP_BYTES // (4 * block * S)))
     slices = range(0, B * tiles, units)
-    strips = torch.empty((units, block, S), dtype=torch.float32, device=q.device)
-    parts = triton.cdiv(units * block, ROWS)
-    partial = Partial.empty(len(slices) * parts, B * tiles, S, d_position, d_time, q.device)
+    strips = torch.empty((units, block, S), dtype=torch.float32, device=like.device)
+    parts, block_k = triton.cdiv(units * block, ROWS), 0
+    by_distance = torch.empty(
+        (len(slices) * parts, S) if d_position is not None else (0, S), dtype=torch.float32, device=like.device
+    )
+    if d_time is not None:
+        block_k = triton.next_power_of_2(len(d_time))
+        by_bucket = torch.empty((B * tiles, block_k + attention_runs.RUNS), dtype=torch.float32, device=like.device)
     for i, first in enumerate(slices):
         here = min(units, B * tiles - first)
-        _recompute_kernel[(tiles, here)](
-            *inputs, strips, *rest, *strides, L, centre, last, scale, first, tiles, q.shape[1],
-            **bias.constants(), **constants,
-        )  # fmt: skip
+        fill(strips, first, here, tiles, block)
         if d_position is not None:
             block_l = 128 if S % 128 == 0 else block
             _by_distance_kernel[(parts, S // block_l)](
-                strips, partial.by_distance, spans.lengths_B, S, S, i * parts, first, here, tiles, ROWS,
+                strips, by_distance, spans.lengths_B, S, S, i * parts, first, here, tiles, ROWS,
                 BLOCK=block, BLOCK_R=16, BLOCK_L=block_l, num_warps=4,
             )  # fmt: skip
         if d_time is not None:
-            _, _, times, query_times, buckets, _ = bias.pointers(q)
+            _, _, times, query_times, buckets, _ = bias.pointers(like)
+            runs = bias.gaps.runs
             _by_bucket_kernel[(here,)](
-                strips, partial.by_bucket, times, query_times, buckets, spans.starts_B, spans.lengths_B,
-                S, L, last, first, tiles, CACHED=bias.constants()["CACHED"],
-                BLOCK=block, BLOCK_K=partial.block_k, RUNS=attention_runs.RUNS, num_warps=8,
+                strips, by_bucket, times, query_times, buckets, *((like, like) if runs is None else runs),
+                spans.starts_B, spans.lengths_B, S, L, last, first, tiles,
+                CACHED=bias.constants()["CACHED"], COUNTED=runs is not None,
+                BLOCK=block, BLOCK_K=block_k, RUNS=attention_runs.RUNS, num_warps=8,
             )  # fmt: skip
-    partial.sum_into(d_position, d_time, L, scale)
+    if d_position is not None:
+        _distance_sum_kernel[(L,)](by_distance, d_position, len(by_distance), L, centre, scale, S, BLOCK_R=256)
+    if d_time is not None:
+        _bucket_sum_kernel[(len(d_time),)](
+            by_bucket, d_time, B * tiles, scale, BLOCK_K=block_k, RUNS=attention_runs.RUNS, BLOCK_R=256
+        )

@@ -104,14 +104,6 @@ def load_tile(p_x, o_row, m_row, s_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def store_tile(p_x, b_x, o_row, m_row, s_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows of one head, but for the masked."""
-    o_d = tl.arange(0, BLOCK_D)
-    p = p_x + o_row[:, None] * s_row + o_d[None, :]
-    tl.store(p, b_x.to(p_x.dtype.element_ty), mask=m_row[:, None] & (o_d < D)[None, :])
-
-
-@triton.jit
 def buckets_of(b_tq, b_tk, last):
     """Buckets [queries, keys] of int32 seconds since the sequence began."""
     b_gap = tl.maximum(tl.abs(b_tq[:, None] - b_tk[None, :]), 1)
