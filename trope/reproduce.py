@@ -51,11 +51,20 @@ class Recipe:
             )
         return [[source or "" if word == SOURCE else word for word in words] for words in found]
 
+    def _protocol(self, target: str) -> str:
+        prepares = (words for words in self.commands if words[0] == "prepare")
+        return next(option(words, "--protocol") for words in prepares if Path(option(words, "--out")).name == target)
+
     def comparing(self, target: str, more: Sequence[str] = ()) -> list[str]:
-        """The comparison on data/TARGET, into runs/TARGET; options in `more` come last, and so have the last word."""
+        """The comparison on data/TARGET, into runs/TARGET; options in `more` come last, and so have the last word.
+
+        On a holdout models are trained anew through the validation window, as they would be before they are deployed.
+        """
         (words,) = (words for words in self.commands if words[0] == "compare")
         at = words.index("--out")
         changed = ["compare", f"data/{target}", *words[2:at], "--out", f"runs/{target}", *words[at + 2 :]]
+        if self._protocol(target) == "holdout":
+            changed += ["--set", "train.refit=true"]
         return [str(self.file) if word == f"configs/{self.file.name}" else word for word in changed] + list(more)
 
 
