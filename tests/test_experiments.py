@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import numpy as np
 import pytest
+from finished_runs import finish
 from training import SIZE, last_step, tiny, tiny_data
 from typer.testing import CliRunner, Result
 
@@ -24,6 +26,7 @@ from trope.config import to_toml
 from trope.data.sequences import Sequences
 from trope.experiments import Outcome, Run, Variant, plan, run_all
 from trope.run_folder import describe_data, write_json, write_text
+from trope.variants import choose
 
 MODELS, SEEDS = ("hstu", "sasrec"), (0, 1)
 SETTINGS = (*SIZE, "train.epochs=1")
@@ -391,3 +394,12 @@ def test_finished_runs_are_not_taken_for_others(trained: Path, data: Sequences, 
     with pytest.raises(ValueError, match=r"hstu-seed0 was trained on another dataset than .*other"):
         compare(tiny_data(tmp_path / "other", seed=1).path, trained)
     assert not list(pids.iterdir()) and (trained / "results.jsonl").read_bytes() == before
+
+
+def test_what_is_there_can_be_reported_without_training(data: Sequences, tmp_path: Path) -> None:
+    chosen = choose(["hstu", "hstu-time"], [], SIZE)
+    finish(data, chosen, 2, tmp_path, lambda run, count: np.full(count, 3.0))
+    shutil.rmtree(tmp_path / "hstu-time-seed1")
+    trained = train_many.train_many(data.path, chosen, 2, 1, tmp_path, "cpu", is_training=False)
+    assert [line["name"] for line in trained.lines] == ["hstu", "hstu-time", "hstu"] and not trained.failures
+    assert not (tmp_path / "hstu-time-seed1").exists()

@@ -33,6 +33,9 @@ def ablate(
         list[str] | None, typer.Option("--set", help="group.field=value for every row; may be repeated.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
+    train: Annotated[
+        bool, typer.Option(help="Train what is missing, or only report what is there: runs copied from elsewhere.")
+    ] = True,
     resamples: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
@@ -60,7 +63,7 @@ def ablate(
     from trope.run_folder import write_json
     from trope.train_many import train_many
 
-    trained = train_many(data, asked, seeds, jobs, out, device)
+    trained = train_many(data, asked, seeds, jobs, out, device, train)
     if next(iter(trained.values), None) != FULL or len(trained.values) < 2:
         raise ValueError(
             f"an ablation needs the full model and another row, and {', '.join(trained.values) or 'none'} could be "

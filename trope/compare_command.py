@@ -53,6 +53,9 @@ def compare(
         list[str] | None, typer.Option("--set", help="group.field=value for every model; may be repeated.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
+    train: Annotated[
+        bool, typer.Option(help="Train what is missing, or only report what is there: runs copied from elsewhere.")
+    ] = True,
     split: Annotated[str, typer.Option(help="Of runs: test or valid.")] = "test",
     resamples: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
@@ -86,7 +89,7 @@ def compare(
             raise ValueError(f"a comparison needs two models, got --models {models}")
         from trope.train_many import train_many
 
-        trained = train_many(paths[0], variants, seeds, jobs, out, device)
+        trained = train_many(paths[0], variants, seeds, jobs, out, device, train)
         comparison, baselines, results = _compare(trained, common, out, device, resamples, seed)
         about, failed = describe(trained, common, baselines), bool(trained.failures)
     show(comparison, f"{split}, {comparison.users:,} users, percent with 95 % intervals ({resamples:,} resamples)")

@@ -31,22 +31,29 @@ class Trained:
     failures: list[tuple[str, str]]
 
 
-def train_many(data: Path, variants: Sequence[Variant], seeds: int, jobs: int, out: Path, device: str) -> Trained:
-    """Train what is not finished yet, and write results.jsonl, anew as each run ends."""
+def train_many(
+    data: Path, variants: Sequence[Variant], seeds: int, jobs: int, out: Path, device: str, is_training: bool = True
+) -> Trained:
+    """Train what is not finished yet, and write results.jsonl, anew as each run ends.
+
+    is_training: False to take what is finished, such as runs copied from another machine.
+    """
     sequences = Sequences.load(data)
     if seeds < 1:
         raise ValueError(f"at least one seed, got --seeds {seeds}")
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"{out} exists and is not a folder; choose another --out")
     runs = plan(variants, range(seeds), out)
-    typer.echo(f"{len(runs)} runs in {out}, {sum(run.is_finished for run in runs)} finished before")
+    finished = [run for run in runs if run.is_finished]
+    typer.echo(f"{len(runs)} runs in {out}, {len(finished)} finished before")
     with Watch(runs) as watch:
 
         def ended(outcome: Outcome) -> None:
             write_results(runs, out)  # each time: an interrupted comparison has what it finished
             watch.ended(outcome)
 
-        outcomes = run_all(runs, data, jobs, device, ended, watch.began, watch.tick)
+        asked = runs if is_training else finished  # which are still checked
+        outcomes = run_all(asked, data, jobs, device, ended, watch.began, watch.tick)
     failures = [(each.run.folder.name, each.failure) for each in outcomes if each.failure is not None]
     lines = write_results(runs, out)
     return Trained(sequences, list(variants), runs, lines, mean_over_seeds(runs), failures)
