@@ -15,13 +15,16 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trope.config import read_toml
+from trope.report import seconds_per_epoch
 from trope.reproduce import Recipe, option
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/method.md", "docs/results.md", "docs/reproduce.md", "docs/speed.md")
+PAGES = ("README.md", "docs/findings.md", "docs/method.md", "docs/results.md", "docs/reproduce.md", "docs/speed.md")
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (?P<name>[\w-]+) -->).*?(<!-- end -->)")
 
@@ -71,16 +74,83 @@ def phases() -> str:
     return markdown(header, [[r[k] for k in keys] for r in rows("phases.csv")])
 
 
-def comparison(name: str, metrics: tuple[str, ...] = ("HR@10", "NDCG@10", "HR@50", "MRR")) -> str:
-    """What `trope compare --json` wrote: means in percent, and the first metric's difference from the first system."""
-    found = json.loads((ROOT / "results" / f"{name}.json").read_text())
-    lines = []
+def compared(name: str) -> dict[str, Any]:
+    """What `trope compare --json` wrote."""
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def trained(name: str) -> list[dict[str, Any]]:
+    """One line for each run: what `trope compare` left in results.jsonl."""
+    return [json.loads(line) for line in (ROOT / "results" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def hit(found: dict[str, Any]) -> str:
+    """HR where every user has one positive, else Recall."""
+    return "HR" if found["data"]["protocol"]["name"].startswith("loo") else "Recall"
+
+
+def comparison(name: str) -> str:
+    """Means in percent, and the first metric's difference from the first system."""
+    found = compared(name)
+    metrics, lines = (f"{hit(found)}@10", "NDCG@10", f"{hit(found)}@50", "MRR"), []
     for system, values in found["systems"].items():
         apart = values.get("minus_first", {}).get(metrics[0])
         shown = f"{100 * apart['mean']:+.2f} ({100 * apart['low']:+.2f} .. {100 * apart['high']:+.2f})" if apart else ""
         lines.append([system, *(f"{100 * values[metric]['mean']:.2f}" for metric in metrics), shown])
     header = [f"{found['users']:,} users", *metrics, f"{metrics[0]} minus {found['reference']}"]
     return markdown(header, lines)
+
+
+def headline() -> str:
+    """T-RoPE against the model it is added to, one line a dataset and protocol."""
+    lines = []
+    for name, title in SETS.items():
+        found = compared(name)
+        metric, systems = f"{hit(found)}@10", found["systems"]
+        ours, time, apart = systems["hstu-trope"], systems["hstu-time"], systems["hstu-trope"]["minus_first"]
+        assert found["reference"] == "hstu-time"
+        cells = [f"{100 * time[metric]['mean']:.2f}", f"{100 * ours[metric]['mean']:.2f}"]
+        for each in (metric, "NDCG@10"):
+            star = " *" if apart[each]["low"] > 0 or apart[each]["high"] < 0 else ""
+            cells.append(f"{100 * (ours[each]['mean'] / time[each]['mean'] - 1):+.1f} %{star}")
+        paper = systems.get("hstu-trope-paper", {}).get(metric)
+        cells.append(f"{100 * paper['mean']:.2f}" if paper else "")
+        lines.append([title, f"{found['users']:,}", metric, *cells])
+    header = ["", "users", "metric", "hstu-time", "hstu-trope", "change", "change, NDCG@10", "T-RoPE as printed"]
+    return markdown(header, lines)
+
+
+def validation() -> str:
+    """What validation saw when it chose, and what the test said: mean over seeds."""
+    lines = []
+    for name, title in SETS.items():
+        runs = trained(name)
+        for model in dict.fromkeys(run["name"] for run in runs):
+            ours = [run for run in runs if run["name"] == model]
+            means = [100 * statistics.mean(run[split]["HR@10"] for run in ours) for split in ("valid", "test")]
+            spread = statistics.stdev(100 * run["test"]["HR@10"] for run in ours) if len(ours) > 1 else 0.0
+            epochs = ", ".join(f"{run['best_epoch']}/{run['epochs']}" for run in ours)
+            lines.append([f"{title}: {model}", f"{means[0]:.2f}", f"{means[1]:.2f}", f"{spread:.2f}", epochs])
+    header = ["", "validation HR@10", "test HR@10", "deviation over seeds", "epoch chosen, of trained"]
+    return markdown(header, lines)
+
+
+def tried(data: str, look: str) -> str:
+    """What was tried besides, from results/tried.csv: mean over the seeds there were."""
+    runs = [row for row in rows("tried.csv") if row["data"] == data and row["look"] == look]
+    lines = []
+    for key in dict.fromkeys((row["model"], row["settings"]) for row in runs):
+        ours = [row for row in runs if (row["model"], row["settings"]) == key]
+        means = [statistics.mean(float(row[column]) for row in ours) for column in ("valid_HR10", "test_HR10")]
+        ndcg = statistics.mean(float(row["test_NDCG10"]) for row in ours)
+        losses = "; ".join(f"{float(row['lowest_loss']):.2f}, {float(row['last_loss']):.2f}" for row in ours)
+        largest = max(float(row["largest_gradient"]) for row in ours)
+        lines.append((means[1], [
+            " ".join(key).strip(), str(len(ours)), f"{means[0]:.2f}", f"{means[1]:.2f}", f"{ndcg:.2f}", losses,
+            f"{largest:,.1f}",
+        ]))  # fmt: skip
+    header = ["", "seeds", "valid HR@10", "test HR@10", "NDCG@10", "loss: lowest, last", "largest gradient"]
+    return markdown(header, [line for _, line in sorted(lines, key=lambda entry: -entry[0])])
 
 
 def recipes() -> str:
@@ -109,7 +179,7 @@ def pace() -> str:
         runs = [run for run in map(json.loads, file.read_text().splitlines()) if "best_epoch" in run]
         for name in dict.fromkeys(run["name"] for run in runs):
             ours = [run for run in runs if run["name"] == name]
-            seconds = statistics.mean(run["seconds"] / run["epochs"] for run in ours)
+            seconds = statistics.mean(map(seconds_per_epoch, ours))
             events, device = f"{ours[0]['data']['events']:,}", ours[0]["environment"]["device"]
             lines.append([file.stem, name, events, f"{seconds:.2f}", device, str(len(runs))])
     return markdown(["results", "model", "events", "seconds per epoch", "device", "trainings in the file"], lines)
@@ -188,6 +258,15 @@ def prepared(key: str) -> float:
     return float(json.loads((ROOT / "results" / "prepare-158m.json").read_text())[key])
 
 
+# Datasets with results, in the order of the tables; a file under results/ each.
+SETS = {
+    "globo-news-holdout": "Globo news, the next two hours",
+    "amazon-grocery-5core-2014-holdout": "Amazon Grocery, the next 60 days",
+    "online-retail-ii-holdout": "Online Retail II, the next 30 days",
+    "globo-news": "Globo news, leave-one-out",
+    "amazon-grocery-5core-2014": "Amazon Grocery, leave-one-out",
+    "ml-1m": "MovieLens 1M, leave-one-out as published",
+}
 TABLES: dict[str, Callable[[], str]] = {
     "kernels": kernels,
     "phases": phases,
@@ -198,7 +277,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "training-roofline": training_roofline,
     "evaluation": evaluation,
     "parity": parity,
-    "ml-1m": lambda: comparison("ml-1m"),
+    "headline": headline,
+    "validation": validation,
+    "tried-grocery": lambda: tried("amazon-grocery-5core-2014", "first look"),
+    "tried-grocery-holdout": lambda: tried("amazon-grocery-5core-2014-holdout", "first look"),
+    "tried-globo": lambda: tried("globo-news", "first look"),
+    "tried-globo-day": lambda: tried("globo-news, one-day holdout", "first look"),
+    "tried-globo-stability": lambda: tried("globo-news", "stability"),
+    "tried-globo-hours": lambda: tried("globo-news-holdout", "stability"),
+    **{name: partial(comparison, name) for name in SETS},
     "shop-season": lambda: comparison("shop-season"),
     "shop-none": lambda: comparison("shop-none"),
 }

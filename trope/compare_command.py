@@ -143,8 +143,9 @@ def describe(trained: Trained, common: tuple[str, ...], baselines: Baselines) ->
 
 def show(comparison: Comparison, title: str) -> None:
     """Print a comparison: under each metric a line for each system; of many systems only the main metrics."""
-    from rich.console import Console
     from rich.table import Table
+
+    from trope.report_screen import screen
 
     reference = comparison.systems[0].name
     shown = MAIN_METRICS if len(comparison.systems) > FEW_SYSTEMS else comparison.metrics
@@ -160,7 +161,7 @@ def show(comparison: Comparison, title: str) -> None:
                 mean, bounds = _cells(system.difference, row, sign="+")
                 cells += [mean, f"{bounds} *" if system.difference.significant[row] else bounds]
             table.add_row(*cells)
-    console = Console()
+    console = screen()
     console.print(table)
     console.print(f"\ndifference: from {reference}; * where its interval leaves out 0")
     if len(shown) < len(comparison.metrics):

@@ -115,13 +115,18 @@ def definitions(variants: Sequence[tuple[str, Variant]], common: Sequence[str]) 
     return Section("What each row is", "A preset and settings, and nothing else.", Grid(header, rows, numbers=False))
 
 
+def seconds_per_epoch(line: dict[str, Any]) -> float:
+    """Of a line of results.jsonl; a refit has as many epochs more as validation chose."""
+    return float(line["seconds"] / (line["epochs"] + (line["best_epoch"] if line.get("refit") else 0)))
+
+
 def training_section(trained: Trained) -> Section:
     """How long and how far each variant was trained."""
     rows = []
     for variant in trained.variants:
         lines = [line for line in trained.lines if line["name"] == variant.name]
         if lines:
-            pace = np.mean([line["seconds"] / line["epochs"] for line in lines])
+            pace = np.mean([seconds_per_epoch(line) for line in lines])
             shown = (", ".join(str(line[key]) for line in lines) for key in ("best_epoch", "epochs"))
             valid = np.mean([100 * line["valid"]["HR@10"] for line in lines])
             rows.append([Cell(text) for text in (variant.name, *shown, f"{valid:.2f}", f"{pace:.2f}")])

@@ -9,6 +9,7 @@ from rich.text import Text
 from trope.report_page import Cell, Section
 
 _MARKS = {"best": "bold", "second": "underline"}
+_FILE_WIDTH = 140
 
 
 def show_section(section: Section, console: Console | None = None) -> None:
@@ -20,7 +21,13 @@ def show_section(section: Section, console: Console | None = None) -> None:
         table.add_column(_text(cell), justify="right" if right else "left", overflow="fold", no_wrap=column > 0)
     for row in section.grid.rows:
         table.add_row(*map(_text, row))
-    (console or Console(highlight=False)).print(table)
+    (console or screen()).print(table)
+
+
+def screen() -> Console:
+    """Where tables are printed: as wide as the terminal; a file has room for whole names."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=max(console.width, _FILE_WIDTH))
 
 
 def _text(cell: Cell) -> Text:
