@@ -75,14 +75,23 @@ def test_compare_takes_everything_but_rotary_and_seed_from_the_file(file: Path) 
     assert config == from_dict(expected) and config.rotary == preset("hstu-trope").rotary
 
 
-@pytest.mark.parametrize(("name", "results"), [("ml-1m", "ml-1m"), ("calendar-shop", "shop-season")])
-def test_what_was_measured_was_measured_with_this_file(name: str, results: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "results"),
+    [
+        *((name, name) for name in ("ml-1m", "globo-news", "globo-news-holdout", "online-retail-ii-holdout")),
+        *((name, name) for name in ("amazon-grocery-5core-2014", "amazon-grocery-5core-2014-holdout")),
+        ("calendar-shop", "shop-season"),
+    ],
+)
+def test_what_was_measured_was_measured_with_this_recipe(target: str, results: str) -> None:
     measured = json.loads((ROOT / "results" / f"{results}.json").read_text())
-    file = ROOT / "configs" / f"{name}.toml"
-    for model in measured["systems"]:
-        assert preset(model, settings_of_file(file)) == preset(model, measured["settings"])
-    prepare = next(words for words in Recipe.read(file).commands if words[0] == "prepare")
-    assert option(prepare, "--protocol") == measured["data"]["protocol"]["name"]
+    recipe = find(target, ROOT / "configs")
+    words = recipe.comparing(target)
+    own = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    for model in ("hstu-time", "hstu-trope"):
+        assert preset(model, [*settings_of_file(recipe.file), *own]) == preset(model, measured["settings"])
+    prepares = {Path(option(words, "--out")).name: words for words in recipe.commands if words[0] == "prepare"}
+    assert option(prepares[target], "--protocol") == measured["data"]["protocol"]["name"]
 
 
 def test_the_docs_name_every_recipe_and_only_real_ones() -> None:
