@@ -172,6 +172,17 @@ def test_logq_of_the_batch_is_the_items_chance_to_be_drawn() -> None:
     torch.testing.assert_close(drawn, expected, atol=0.03, rtol=0.25)
 
 
+def test_logq_of_the_batch_does_not_count_padding(rng: torch.Generator) -> None:
+    config = TrainConfig(negatives=N, negative_source="batch", logq=True, shared_negatives=True)
+    share = torch.tensor([0, 0.6, 0.25, 0.1, 0.05])
+    short, long = (
+        draw_negatives(torch.tensor(targets), 4, config, rng, share) for targets in ([3, 1, 1], [3, 0, 1, 1, 0, 0])
+    )
+    assert short is not None and long is not None
+    assert short.log_expected_V is not None and long.log_expected_V is not None
+    assert torch.equal(short.log_expected_V, long.log_expected_V)
+
+
 def test_logq_from_the_batch_without_shares_is_refused(rng: torch.Generator) -> None:
     with pytest.raises(ValueError, match="pass share_V"):
         draw_negatives(torch.tensor([1, 2]), 4, TrainConfig(negative_source="batch", logq=True), rng)

@@ -73,8 +73,9 @@ def draw_negatives(
             return Negatives(items, None)
         if share_V is None:
             raise ValueError("logq with negatives from the batch needs each item's share of the events; pass share_V")
-        # An item is drawn if one of the T events is of it, and then as often as every other unique item.
-        log_q_V = torch.log(-torch.expm1(len(targets_T) * torch.log1p(-share_V))) - unique.log()
+        # An item is drawn if one of the batch's events is of it, and then as often as every other unique item.
+        events = (targets_T != 0).sum()
+        log_q_V = torch.log(-torch.expm1(events * torch.log1p(-share_V))) - unique.log()
     return Negatives(items, math.log(config.negatives) + log_q_V if config.logq else None)
 
 
