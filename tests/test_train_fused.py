@@ -11,11 +11,12 @@ from torch import Tensor
 
 from trope import train_fused, train_step
 from trope.benchmark_shapes import SHAPES, generate
-from trope.config import PRESETS, Config
+from trope.config import PRESETS, Config, TrainConfig
 from trope.data.sequences import Sequences
 from trope.distributed import Group
-from trope.kernels.backend import prefer
-from trope.loss import Negatives
+from trope.kernels import softmax_shared
+from trope.kernels.backend import Backend, prefer
+from trope.loss import Negatives, draw_negatives
 from trope.model import SequentialRecommender
 from trope.train_fused import FusedStep
 from trope.train_guard import Guard
@@ -43,10 +44,9 @@ class Parts:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.data = data
 
-    def fused(self, is_bf16: bool = False) -> FusedStep:
-        return FusedStep(
-            self.model, self.data, self.config, self.feed, self.optimizer, self.guard, self.loss_sum, 0, is_bf16
-        )
+    def fused(self, is_bf16: bool = False, backend: Backend = "auto") -> FusedStep:
+        parts = (self.model, self.data, self.config, self.feed, self.optimizer, self.guard, self.loss_sum)
+        return FusedStep(*parts, 0, is_bf16, backend)
 
     def plain_step(self, step: int) -> tuple[Tensor, Tensor]:
         self.optimizer.zero_grad()
@@ -74,12 +74,53 @@ def same_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_step, "draw_negatives", draw_negatives)
 
 
+SHARED = [
+    ("train.shared_negatives=true", f"train.negative_source={source}", f"train.logq={logq}")
+    for source in ("uniform", "batch")
+    for logq in ("false", "true")
+]
+
+
+@pytest.fixture
+def same_shared_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared negatives that are a function of the batch's targets: some of them, with duplicates, and from the uniform
+    source other items.
+
+    What logQ expects is computed as ever. Tiles are small, so that a batch takes several.
+    """
+
+    def draw(targets_T: Tensor, num_items: int, config: TrainConfig, _: object, share_V: Tensor | None) -> Negatives:
+        drawn = draw_negatives(targets_T, num_items, config, None, share_V)
+        assert drawn is not None and drawn.items.shape == (config.negatives,)
+        items_N = targets_T.sort(descending=True).values[: 3 * config.negatives : 3].clone()
+        if config.negative_source == "uniform":
+            others = torch.arange(config.negatives - 5, device=targets_T.device) ** 2
+            items_N[5:] = (targets_T.sum() + others) % num_items + 1
+        return drawn._replace(items=items_N)
+
+    monkeypatch.setattr(train_fused, "draw_negatives", draw)
+    monkeypatch.setattr(train_step, "draw_negatives", draw)
+    monkeypatch.setattr(softmax_shared, "_TILE", 8 * 50)
+
+
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize(("name", "table_state"), [*((name, "full") for name in PRESETS), ("hstu-trope", "row")])
 @pytest.mark.usefixtures("same_negatives")
 def test_steps_are_the_plain_steps(name: str, table_state: str, clip: float) -> None:
     settings = ("model.dropout=0", "train.negatives=8", "train.lr=0.01", f"train.table_state={table_state}")
-    config = TINY.config(name, *settings, f"train.clip={clip}")
+    assert_same_steps(TINY.config(name, *settings, f"train.clip={clip}"))
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["hstu-trope", "sasrec"])  # flat tokens, padded rows
+@pytest.mark.parametrize("settings", SHARED, ids=str)
+@pytest.mark.usefixtures("same_shared_negatives")
+def test_steps_with_shared_negatives_are_the_plain_steps(settings: tuple[str, ...], name: str, clip: float) -> None:
+    assert_same_steps(TINY.config(name, "model.dropout=0", "train.negatives=8", f"train.clip={clip}", *settings))
+
+
+def assert_same_steps(config: Config) -> None:
+    """Three fused steps against three plain ones: losses, norms, parameters and the table's moments."""
     data = generate(TINY, users=40, full=False, device=CPU)
     plain, fused = Parts(config, data), Parts(config, data)
     step = fused.fused()
@@ -139,9 +180,8 @@ def test_a_batch_takes_one_of_a_few_sizes() -> None:
 
 
 @pytest.mark.parametrize("settings", [
-    ("train.negative_source=batch",), ("train.shared_negatives=true",), ("train.logq=true",),
-    ("train.negative_source=batch", "train.logq=true"),
-])  # fmt: skip
+    ("train.negative_source=batch",), ("train.logq=true",), ("train.negative_source=batch", "train.logq=true"), *SHARED,
+], ids=str)  # fmt: skip
 def test_other_negatives(settings: tuple[str, ...]) -> None:
     config = TINY.config("hstu-trope", "train.negatives=8", *settings)
     data = generate(TINY, users=40, full=False, device=CPU)
@@ -150,8 +190,24 @@ def test_other_negatives(settings: tuple[str, ...]) -> None:
     assert all(0 < loss < 30 for loss in losses)
 
 
-def test_the_same_seed_gives_the_same_steps_wherever_it_begins() -> None:
-    config = TINY.config("hstu-trope", "train.negatives=8")
+@pytest.mark.parametrize("settings", [SHARED[0], SHARED[-1]], ids=str)
+def test_the_tables_kernel_takes_shared_negatives(settings: tuple[str, ...]) -> None:
+    """Kernels around the network and plain PyTorch, from the same draw."""
+    config = TINY.config("hstu", "model.dropout=0", "train.negatives=8", *settings)
+    data = generate(TINY, users=20, full=False, device=CPU)
+    one, two = Parts(config, data), Parts(config, data)
+    kernels, plain = one.fused(backend="triton"), two.fused(backend="torch")
+    for number in range(2):
+        ours, theirs = kernels(0, number, number), plain(0, number, number)
+        torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours.norm, theirs.norm, rtol=1e-4, atol=1e-6)
+    moments = (parts.optimizer.state[parts.model.items.weight]["exp_avg"] for parts in (one, two))
+    torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [(), *SHARED], ids=str)
+def test_the_same_seed_gives_the_same_steps_wherever_it_begins(settings: tuple[str, ...]) -> None:
+    config = TINY.config("hstu-trope", "train.negatives=8", *settings)
     data = generate(TINY, users=40, full=False, device=CPU)
     one, two = Parts(config, data), Parts(config, data)
     first = one.fused()
@@ -215,12 +271,27 @@ def test_two_hundred_steps_agree_with_the_reference(name: str, table_state: str)
 
 
 @on_gpu
-def test_a_captured_step_never_waits_for_the_gpu() -> None:
+@pytest.mark.parametrize("settings", SHARED, ids=str)
+@pytest.mark.usefixtures("same_shared_negatives")
+def test_two_hundred_steps_with_shared_negatives_agree_with_the_reference(settings: tuple[str, ...]) -> None:
+    config = TINY.config("hstu-trope", "model.dropout=0", "train.negatives=8", *settings)
+    data = generate(TINY, users=400, full=False, device=CPU)
+    truth = losses(config, data, "cpu", is_bf16=False, plain=True)
+    exact = (losses(config, data, "cuda", is_bf16=False, plain=False) - truth).abs()
+    fused = (losses(config, data, "cuda", is_bf16=True, plain=False) - truth).abs()
+    print(f"{settings}: largest difference: float32 {exact.max():.5f}, bf16 {fused.max():.4f}")
+    assert exact.max() < 1e-3 and fused[:20].max() < 0.02
+
+
+@on_gpu
+@pytest.mark.parametrize("settings", [(), ("train.negative_source=batch",), *SHARED], ids=str)
+def test_a_captured_step_never_waits_for_the_gpu(settings: tuple[str, ...]) -> None:
     data = generate(TINY, users=400, full=True, device=torch.device("cuda"))
-    config = TINY.config("hstu-trope", "train.negatives=8")
+    config = TINY.config("hstu-trope", "train.negatives=8", *settings)
     step = Parts(config, data, torch.device("cuda")).fused(is_bf16=True)
     for number in range(3):
         step(0, number, number)
+    assert step._graphs, "the step was never captured"
     torch.cuda.set_sync_debug_mode("error")
     try:
         step(0, 3, 3)
@@ -229,12 +300,13 @@ def test_a_captured_step_never_waits_for_the_gpu() -> None:
 
 
 @on_gpu
-@pytest.mark.parametrize(("table_state", "clip"), [("full", 0.0), ("row", 0.0), ("row", 0.5)])
-def test_a_gpu_run_resumes_to_the_same_bytes(table_state: str, clip: float) -> None:
+@pytest.mark.parametrize("settings", [
+    ("train.table_state=full",), ("train.table_state=row",), ("train.table_state=row", "train.clip=0.5"), *SHARED,
+], ids=str)  # fmt: skip
+def test_a_gpu_run_resumes_to_the_same_bytes(settings: tuple[str, ...]) -> None:
     """Kernels add in a fixed order and random numbers come from the step, so a GPU run is reproducible as well."""
     data = generate(TINY, users=100, full=False, device=torch.device("cuda"))
-    settings = ("train.negatives=8", f"train.table_state={table_state}", f"train.clip={clip}")
-    config = TINY.config("hstu-trope", *settings)
+    config = TINY.config("hstu-trope", "train.negatives=8", *settings)
     whole, parts = Parts(config, data, torch.device("cuda")), Parts(config, data, torch.device("cuda"))
     step = whole.fused(is_bf16=True)
     for number in range(12):

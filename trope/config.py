@@ -94,7 +94,8 @@ class TrainConfig:
     batch, lr, beta1, beta2, weight_decay: AdamW; frequency_lr: of the rotary coefficients, without decay.
     patience, factor: reduce the learning rate when validation HR@10 stalls.
     loss: sampled or full softmax; negatives: per position; negative_source: uniform over the catalogue, or batch (the
-        batch's unique items); shared_negatives: one draw for the whole batch; logq: correct for the draw's frequency.
+        batch's unique items); shared_negatives: one draw for the whole batch, from either source, which makes the loss
+        a matrix product; logq: correct for the draw's frequency.
     temperature: of the scores, which are cosines.
     stride: None for each user's last window, or all windows every so many events.
     clip: largest gradient norm; 0 does not clip.

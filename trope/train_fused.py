@@ -4,13 +4,16 @@ The mathematics is that of `trope.train_step`; what differs is where it happens:
 - the item table is outside of autograd: the loss gives the gradient of the outputs and a coefficient for each
   candidate, and one pass over the table applies gradient and AdamW together (trope.kernels.table), so the gradient of a
   table of millions of rows never exists;
+- negatives drawn for each token, from the catalogue or from the batch's items, are gathered (kernels.softmax); those of
+  one draw for the whole batch (`train.shared_negatives`), from either, are matrix products (kernels.softmax_shared). A
+  product over the batch's items for draws of each token would compute up to T scores a token for the N that count;
 - everything that changes from step to step lives on the device: the cursor into the epoch's order, the step number, the
   learning rates, and the seed of everything random, which depends on the step alone: a resumed run draws the same;
 - a batch takes as many tokens as it has events, rounded up to one of a few sizes. The first batch of a size runs as
   ordinary launches, the second is captured, every later one is one launch.
 The whole step also runs without a GPU and without a graph, in plain PyTorch: that is how the tests compare it.
 
-Shapes: B batch, L positions, T tokens, E width, V catalogue, C candidates, W training windows.
+Shapes: B batch, L positions, T tokens, E width, V catalogue, C candidates of a token, N negatives, W training windows.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ from trope.kernels.backend import Backend
 from trope.kernels.cut import Plan, Source, Tokens, cut_tokens
 from trope.kernels.embed import embed, embed_backward
 from trope.kernels.softmax import draw_uniform, sampled_softmax
+from trope.kernels.softmax_shared import shared_softmax
 from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
-from trope.loss import draw_negatives
+from trope.loss import Negatives, draw_negatives
 from trope.model import SequentialRecommender
 from trope.train_guard import Guard
 from trope.train_step import Feed, seed_for
@@ -47,6 +51,16 @@ class StepResult(NamedTuple):
 
     loss: Tensor
     norm: Tensor
+
+
+class Scored(NamedTuple):
+    """The loss and what both gradients of its mean are made of: entry e adds coefs[e] * rows[e // C] to its item."""
+
+    loss_T: Tensor
+    grad_out_TE: Tensor  # by the network's outputs
+    items: Tensor  # of the entries: candidates [T, C], or [T + N]
+    coefs: Tensor  # [T, C], or [T + N, 1]
+    rows: Tensor  # [T, E], or [T + N, E]
 
 
 class FusedStep:
@@ -131,7 +145,7 @@ class FusedStep:
     def _plan(self, tokens: int) -> Plan:
         """The smallest size that holds a batch. Transformer blocks take padded rows."""
         model, train = self.config.model, self.config.train
-        full, columns = train.batch * model.max_len, train.negatives + 1
+        full, columns = train.batch * model.max_len, 1 if train.shared_negatives else 1 + train.negatives
         if model.block != "hstu":
             return Plan(train.batch, model.max_len, full, columns, is_padded=True)
         part = 16 * math.ceil(full / SIZES / 16)
@@ -141,7 +155,7 @@ class FusedStep:
 
     def _sow(self, seed: int) -> None:
         """Seed our kernels, and torch's generator for what is not ours: the Transformer blocks' dropout, and negatives
-        from the batch."""
+        that are shared or from the batch."""
         self.seed.fill_(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -169,10 +183,10 @@ class FusedStep:
 
     def _run(self, plan: Plan) -> StepResult:
         """The step itself. Nothing in here waits for the device."""
-        model, train, backend = self.config.model, self.config.train, self.backend
+        model, backend = self.config.model, self.backend
         self.optimizer.zero_grad(set_to_none=True)
         tokens = cut_tokens(self.source, plan, self.cursor, backend)
-        log_expected_V = self._draw(tokens)
+        negatives = self._draw(tokens)
         positions = self.model.positions
         positions_LE = self.no_positions if positions is None else positions.weight.detach()
         dropout, scale = model.dropout, math.sqrt(model.width)
@@ -181,16 +195,8 @@ class FusedStep:
         # The cache of casts would outlive the capture.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16, cache_enabled=False):
             out_TE = self.model.run(x_TE, tokens.spans, tokens.times_T, tokens.query_times_T, tokens.index_T, self.seed)
-        found = sampled_softmax(
-            out_TE.detach(),
-            tokens.candidates_TC,
-            self.unit_VE,
-            tokens.weight,
-            train.temperature,
-            log_expected_V,
-            backend,
-        )
-        out_TE.backward(found.grad_x_TE.to(out_TE.dtype))
+        found = self._score(out_TE.detach(), tokens, negatives)
+        out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
         assert x_TE.grad is not None
         spans = tokens.spans
         grad_rows_TE, grad_positions_LE = embed_backward(
@@ -199,7 +205,7 @@ class FusedStep:
         if positions is not None:
             positions.weight.grad = grad_positions_LE
         V = self.model.num_items
-        scores = ScoreEntries(*invert(tokens.candidates_TC, V, backend), found.coefs_TC, found.out_TE)
+        scores = ScoreEntries(*invert(found.items, V, backend), found.coefs, found.rows)
         inputs = InputEntries(*invert(tokens.items_T, V, backend), grad_rows_TE, scale)
         loss = found.loss_T.sum() * tokens.weight[0]
         norm = self._update(scores, inputs, loss)
@@ -224,17 +230,34 @@ class FusedStep:
         self.optimizer.step()
         return norm
 
-    def _draw(self, tokens: Tokens) -> Tensor | None:
-        """Fill the candidates with negatives; returns logQ's correction, if it is on."""
+    def _draw(self, tokens: Tokens) -> Negatives:
+        """Draw negatives; those of each token are columns of its candidates."""
         train, V = self.config.train, self.model.num_items
         candidates_TC = tokens.candidates_TC
         if train.negative_source == "uniform" and not train.shared_negatives:
             draw_uniform(V, self.seed, candidates_TC, self.backend)
             expected = math.log(train.negatives) - math.log(V)
-            return torch.full((V + 1,), expected, device=self.device) if train.logq else None
+            log_expected_V = torch.full((V + 1,), expected, device=self.device) if train.logq else None
+            return Negatives(candidates_TC[:, 1:], log_expected_V)
         targets_T = candidates_TC[:, 0]
         drawn = draw_negatives(targets_T.long(), V, train, None, self.feed.share_V)
         assert drawn is not None, "the full softmax has no negatives"
-        candidates_TC[:, 1:] = drawn.items
-        candidates_TC[:, 1:].masked_fill_(targets_T[:, None] == 0, 0)
-        return drawn.log_expected_V
+        if not train.shared_negatives:
+            candidates_TC[:, 1:] = drawn.items
+            candidates_TC[:, 1:].masked_fill_(targets_T[:, None] == 0, 0)
+        return drawn
+
+    def _score(self, x_TE: Tensor, tokens: Tokens, negatives: Negatives) -> Scored:
+        """The loss of the network's outputs: gathered where each token has negatives of its own, dense where not."""
+        candidates_TC = tokens.candidates_TC
+        how = (self.unit_VE, tokens.weight, self.config.train.temperature, negatives.log_expected_V)
+        if not self.config.train.shared_negatives:
+            own = sampled_softmax(x_TE, candidates_TC, *how, self.backend)
+            return Scored(own.loss_T, own.grad_x_TE, candidates_TC, own.coefs_TC, own.out_TE)
+        targets_T, items_N = candidates_TC[:, 0], negatives.items
+        shared = shared_softmax(x_TE, targets_T, items_N, *how)
+        # A target's entry is a coefficient and an output, a shared negative's the whole row of its gradient.
+        items = torch.cat((targets_T, items_N))
+        coefs = torch.cat((shared.coefs_T, torch.ones_like(items_N, dtype=shared.coefs_T.dtype)))
+        rows = torch.cat((shared.out_TE, shared.grad_NE))
+        return Scored(shared.loss_T, shared.grad_x_TE, items, coefs[:, None], rows)

@@ -2,7 +2,8 @@
 
 Not an autograd operator: a training step always wants the gradient, and the fused kernel has it for the price of the
 loss. `x.backward(result.grad_x_TE)` carries it into the network; `coefs_TC` and `out_TE` are what table.py needs for
-the item vectors. The reference is in softmax_reference.py, the kernels in softmax_triton.py.
+the item vectors. The reference is in softmax_reference.py, the kernels in softmax_triton.py. For items that all
+tokens share see softmax_shared.py.
 
 Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is padding), C candidates of a token.
 """
