@@ -41,6 +41,15 @@ def test_stationary_planes_do_not_know_the_date(rng: torch.Generator) -> None:
     torch.testing.assert_close(scores(half, q, k, times), scores(half, q, k, moved), rtol=0, atol=1e-5)
 
 
+def test_which_planes_are_stationary() -> None:
+    slow, fast = rope(stationary=0.25), rope(stationary=0.25, stationary_planes="fast")
+    assert slow.absolute == fast.absolute == 6
+    assert slow.betas[6:].min() > slow.betas[:6].max() and fast.betas[6:].max() < fast.betas[:6].min()
+    torch.testing.assert_close(fast.betas.flip(0), slow.betas)
+    assert torch.equal(fast.frequencies()[0][0, 6:], fast.frequencies()[1][0, 6:])
+    torch.testing.assert_close(rope(stationary_planes="fast").betas, rope().betas)  # none are, so nothing changes
+
+
 @pytest.mark.parametrize("conditioning", ["span", "paper"])
 def test_linear_frequencies_are_the_frequencies(conditioning: str) -> None:
     """What the fused kernel is given is what the module turns by, stationary planes included, gradients too."""
@@ -133,6 +142,7 @@ def test_jitter_moves_histories_by_whole_periods_in_training_only(period: str, r
     ("options", "words"),
     [
         ({"stationary": 1.5}, "stationary must be a share"),
+        ({"stationary_planes": "both"}, "stationary_planes must be"),
         ({"stationary": 0.5, "bank": "calendar"}, "has its own stationary half"),
         ({"stationary": 0.5, "rotate_key": False}, "rotate both"),
         ({"step": 0.0}, "step must be greater than 0"),

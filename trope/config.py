@@ -25,7 +25,7 @@ class RotaryConfig:
     kind: none, trope, torope, or index (standard RoPE).
     position, learnable, multiscale, shifted, conjugate: the paper's five parts, each a switch (TRoPE).
     rotate_query, rotate_key, share_alpha, alpha_init: ablations of the coefficients (TRoPE).
-    stationary, step: share of planes that know only gaps; s of the conditioning (TRoPE).
+    stationary, stationary_planes, step: share of planes that know only gaps, and which; s of the conditioning (TRoPE).
     beta_min, beta_max: ends of the geometric bank in seconds; none for the paper's 1e2 and 1e8 (TRoPE).
     jitter: in training every history is moved by a random number of whole days, weeks or years, so that the date itself
         cannot be learned by heart; gaps stay (TRoPE).
@@ -44,6 +44,7 @@ class RotaryConfig:
     share_alpha: bool = False
     alpha_init: Literal["normal", "ones", "calendar"] = "normal"
     stationary: float = 0.0
+    stationary_planes: Literal["slow", "fast"] = "slow"
     step: float = 8.0
     beta_min: float | None = None
     beta_max: float | None = None

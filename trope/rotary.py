@@ -120,8 +120,9 @@ class TRoPE(Rotary):
         alpha_init: coefficients start from N(0, 1) as in the paper, or at "ones" (plain timestamp RoPE), or at
             "calendar": drawn as in the paper, then moved so that each plane's period is the nearest of the calendar's
             (year, week, day and their first fractions); planes slower than a year or faster than those stay as drawn.
-        stationary: share of the planes, the slowest, whose query and key share a coefficient and direction: they know
-            the gap and not the date, which a plane slower than the data would only memorise.
+        stationary: share of the planes whose query and key share a coefficient and direction: they know the gap and not
+            the date. stationary_planes: which; "slow", since a plane slower than the data can only memorise the date,
+            or "fast", since many fast absolute planes are a hash of the moment.
         step: s of the conditioning: one unit of delta turns a plane by so many radians over the time span.
         bank: "geometric"; or "calendar": the first half of the planes stationary (shared coefficient, no conjugate) on
             the geometric bank up to the time span, the second half absolute on frozen calendar harmonics.
@@ -152,6 +153,7 @@ class TRoPE(Rotary):
         share_alpha: bool = False,
         alpha_init: Literal["normal", "ones", "calendar"] = "normal",
         stationary: float = 0.0,
+        stationary_planes: Literal["slow", "fast"] = "slow",
         step: float = STEP,
         bank: Literal["geometric", "calendar"] = "geometric",
         beta_min: float | None = None,
@@ -169,6 +171,7 @@ class TRoPE(Rotary):
         validate.check_choice("alpha_init", alpha_init, ("normal", "ones", "calendar"))
         validate.check_choice("conditioning", conditioning, ("span", "paper"))
         validate.check_choice("phase", phase, ("exact", "fp32"))
+        validate.check_choice("stationary_planes", stationary_planes, ("slow", "fast"))
         by_index = position == "index"
         if bank == "calendar" and (by_index or not multiscale or self.planes < 2):
             raise ValueError('bank="calendar" needs times, multiscale=True and at least two planes')
@@ -189,8 +192,9 @@ class TRoPE(Rotary):
         # Absolute calendar planes are frozen: only the first `learned` planes have a coefficient.
         self.learned = self.planes // 2 if bank == "calendar" else self.planes
         self.step = step
-        # Of the geometric bank the first planes are the fastest.
+        # The absolute planes come first: the fastest of the geometric bank, or the slowest, whose order is then reversed.
         self.absolute = self.planes - round(stationary * self.planes)
+        self.is_reversed = stationary > 0 and stationary_planes == "fast"
         self._linear_cache: tuple[list[Any], tuple[Tensor, ...]] | None = None
         self.shared = share_alpha or bank == "calendar"
 
@@ -226,6 +230,8 @@ class TRoPE(Rotary):
         if self.bank == "calendar":
             upper = max(self.beta_min, min(upper, span))
         betas = frequency_bank(self.learned, self.beta_min, upper)
+        if self.is_reversed:
+            betas = betas.flip(0)
         if not self.multiscale:
             betas = torch.full_like(betas, math.sqrt(self.beta_min * self.beta_max))
         if self.bank == "calendar":
