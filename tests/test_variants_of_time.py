@@ -115,7 +115,10 @@ def test_the_step_scales_what_a_unit_of_delta_does() -> None:
 def test_jitter_moves_histories_by_whole_periods_in_training_only(period: str, rng: torch.Generator) -> None:
     sizes = ("model.width=8", "model.heads=1", "model.head_dim=8", "model.max_len=6", "model.blocks=1")
     torch.manual_seed(0)
-    span, settings = (1_300_000_000, 1_600_000_000), [*sizes, "model.dropout=0", f"rotary.jitter={period}"]
+    span, settings = (
+        (1_300_000_000, 1_600_000_000),
+        [*sizes, "model.dropout=0", "model.gate_floor=none", f"rotary.jitter={period}"],
+    )
     model = SequentialRecommender(preset("hstu-trope", settings), 50, span)
     items, times = torch.randint(1, 51, (3, 6), generator=rng), draw_times((3, 6), rng)
     lengths, t_now = torch.tensor([6, 4, 6]), times[:, -1] + 60

@@ -57,7 +57,8 @@ def make_rotary(config: RotaryConfig, head_dim: int, time_span: tuple[int, int])
             position=config.position, learnable=config.learnable, multiscale=config.multiscale, shifted=config.shifted,
             conjugate=config.conjugate, rotate_query=config.rotate_query, rotate_key=config.rotate_key,
             share_alpha=config.share_alpha, alpha_init=config.alpha_init, bank=config.bank,
-            stationary=config.stationary, stationary_planes=config.stationary_planes, step=config.step, beta_min=config.beta_min, beta_max=config.beta_max,
+            stationary=config.stationary, stationary_planes=config.stationary_planes,
+            step=config.step, beta_min=config.beta_min, beta_max=config.beta_max,
             conditioning=config.conditioning, phase=config.phase, check_values=False,
         )  # fmt: skip
     if config.kind == "torope":

@@ -192,7 +192,7 @@ class TRoPE(Rotary):
         # Absolute calendar planes are frozen: only the first `learned` planes have a coefficient.
         self.learned = self.planes // 2 if bank == "calendar" else self.planes
         self.step = step
-        # The absolute planes come first: the fastest of the geometric bank, or the slowest, whose order is then reversed.
+        # The absolute planes come first: the fastest of the geometric bank, or the slowest in a bank that is reversed.
         self.absolute = self.planes - round(stationary * self.planes)
         self.is_reversed = stationary > 0 and stationary_planes == "fast"
         self._linear_cache: tuple[list[Any], tuple[Tensor, ...]] | None = None
