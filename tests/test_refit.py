@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import signal
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from training import one_thread, tiny, tiny_data, weights
+from typer.testing import CliRunner
 
+import trope.train
+from trope.cli import app
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.distributed import process_group
 from trope.model import SequentialRecommender
-from trope.train import REFIT, Trainer, train
+from trope.train import REFIT, Interrupted, StopRequest, Trainer, train
 
 __all__ = ["one_thread"]  # a fixture for every test in here
 # So impatient that the learning rate falls during the run.
@@ -88,6 +95,86 @@ def test_it_resumes_to_the_same_bytes(data: Sequences, refitted: Path, tmp_path:
         second.save()
     train(data, config, tmp_path / "run", "cpu", resume=True, progress=False)
     assert weights(tmp_path / "run") == weights(refitted)
+
+
+def test_where_validation_is_the_test_event_there_is_no_refit(tmp_path: Path) -> None:
+    data = tiny_data(tmp_path, "loo-paper")
+    with pytest.raises(ValueError, match=r"loo-paper.*would train on the test"):
+        data.with_validation()
+    with pytest.raises(ValueError, match=r"leave train\.refit off"):
+        train(data, tiny(*SETTINGS), tmp_path / "run", "cpu", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("protocol", ["loo-strict", "holdout", "next-basket"])
+def test_no_test_event_is_trained_on(tmp_path: Path, protocol: str) -> None:
+    data = tiny_data(tmp_path, protocol)
+    both = data.with_validation()
+    assert bool((both.train_end <= data.test_start).all())
+    assert both.train_end.sum() > data.train_end.sum()
+    trained = torch.cat(
+        [data.times[o : o + n] for o, n in zip(data.offsets[:-1].tolist(), both.train_end.tolist(), strict=True)]
+    )
+    assert both.time_span == (int(trained.min()), int(trained.max()))
+
+
+def test_between_validations_the_learning_rate_is_replayed_too(data: Sequences, tmp_path: Path) -> None:
+    train(data, tiny(*SETTINGS, "train.eval_every=2"), tmp_path / "run", "cpu", progress=False)
+    chosen, replayed = state_of(tmp_path / "run"), state_of(tmp_path / "run" / REFIT)
+    assert chosen["best_epoch"] in (2, 4, 5) and replayed["epoch"] == chosen["best_epoch"]
+    assert replayed["factors"] == pytest.approx(chosen["factors"][: chosen["best_epoch"]])
+
+
+def test_a_refit_that_was_finished_goes_on_with_the_next_epochs_learning_rate(data: Sequences, tmp_path: Path) -> None:
+    """As when a finished run is resumed with more epochs, and validation chooses a later one."""
+    config = tiny(*SETTINGS)
+    with process_group("cpu") as group:
+        short = Trainer(data.with_validation(), config, tmp_path / REFIT, group, True, [1.0, 0.5])
+        short.run(StopRequest(), 1e9, progress=False)
+        longer = Trainer(data.with_validation(), config, tmp_path / REFIT, group, True, [1.0, 0.5, 0.25])
+    assert longer.state.epoch == 2 and not longer.is_finished
+    assert longer.optimizer.param_groups[0]["lr"] == pytest.approx(0.25 * config.train.lr)
+
+
+def test_an_interrupted_refit_names_the_run_to_resume(data: Sequences, tmp_path: Path) -> None:
+    stop = StopRequest()
+    stop.signum = signal.SIGTERM
+    with process_group("cpu") as group, pytest.raises(Interrupted) as interrupted:
+        Trainer(data.with_validation(), tiny(*SETTINGS), tmp_path / REFIT, group, True, [1.0]).run(stop, 1e9, False)
+    assert str(interrupted.value).endswith(f"--resume: {tmp_path}")
+
+
+def test_one_trainer_is_in_memory_at_a_time_and_none_during_the_test(
+    data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: weakref.WeakSet[Trainer] = weakref.WeakSet()
+    counts: list[int] = []
+
+    class Counted(Trainer):
+        def __init__(self, *arguments: Any) -> None:
+            counts.append(len(alive))
+            super().__init__(*arguments)
+            alive.add(self)
+
+    def score(*arguments: Any) -> dict[str, Any]:
+        counts.append(len(alive))
+        return {}
+
+    monkeypatch.setattr(trope.train, "Trainer", Counted)
+    monkeypatch.setattr(trope.train, "score_test", score)
+    gc.disable()  # nothing may wait for it
+    try:
+        train(data, tiny(*SETTINGS), tmp_path / "run", "cpu", progress=False)
+    finally:
+        gc.enable()
+    assert counts == [0, 0, 0]
+
+
+def test_validation_of_a_refitted_model_is_marked_as_seen(refitted: Path) -> None:
+    found = CliRunner().invoke(app, ["evaluate", str(refitted), "--split", "valid", "--device", "cpu"])
+    assert found.exit_code == 0 and "it has seen them" in found.stderr
+    found = CliRunner().invoke(app, ["evaluate", str(refitted), "--device", "cpu"])
+    assert found.exit_code == 0 and "it has seen them" not in found.stderr
 
 
 class _Silent:

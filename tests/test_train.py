@@ -288,13 +288,13 @@ def test_a_diverged_run_ends_with_exit_code_1(data: Sequences, tmp_path: Path, m
     assert "step 1" in result.output and "items.weight" in result.output and "loss was nan" in result.output
 
 
-@pytest.mark.parametrize("state", ["full", "row"])
-def test_two_processes_give_the_result_of_one(data: Sequences, tmp_path: Path, state: str) -> None:
+@pytest.mark.parametrize(("state", "refit"), [("full", "true"), ("row", "false")])
+def test_two_processes_give_the_result_of_one(data: Sequences, tmp_path: Path, state: str, refit: str) -> None:
     """torchrun with two CPU processes, the same global batch; a last batch of one row leaves a process without any."""
     batch = len(data.train_windows(8).starts) - 1
     settings = (
         *SIZE, f"train.batch={batch}", "model.dropout=0.0", "train.negative_source=batch", "train.epochs=2",
-        f"train.table_state={state}",
+        f"train.table_state={state}", f"train.refit={refit}",
     )  # fmt: skip
     chosen = [part for setting in settings for part in ("--set", setting)]
     command = ["-m", "trope", "train", str(data.path), "--device", "cpu", "--no-progress", *chosen]

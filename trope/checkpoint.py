@@ -4,7 +4,7 @@
         model/                 weights and config, as `save_pretrained` writes them
         optimizer.safetensors  AdamW's moments as "parameter/moment"
         state.json             how far the run is, and its learning rates
-    RUN/best/                  the model with the best validation so far
+    RUN/best/                  the model with the best validation so far; after a refit, the refitted one
 
 A checkpoint is written under another name, flushed to disk, and renamed; the two latest are kept. There is no random
 state in it: everything random in a run is seeded from the step (see `trope.train_step`).

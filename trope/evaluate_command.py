@@ -38,6 +38,8 @@ def evaluate(
     store = open_data(run, data)
     model = SequentialRecommender.from_pretrained(run / "best")
     config = _configure(run / CONFIG, settings or [])
+    if split == "valid" and config.train.refit:
+        typer.secho(f"trope: {run} was refitted on the validation events (train.refit): it has seen them", err=True)
     chosen = choose_device(device)
     model, store = model.to(chosen), store.to(chosen)
     max_len = config.model.max_len

@@ -7,8 +7,8 @@
     log.jsonl            one line every so many steps, one an epoch
     checkpoints/, best/  see `trope.checkpoint`
     refit/               with train.refit: log.jsonl and checkpoints/ of the second training, whose model best/ then is
-    ranks-test.npz       at the end: where the best model ranked each test positive, see `trope.rank_file`
-    metrics.json         at the end: validation and test of the best model
+    ranks-test.npz       at the end: where the model in best/ ranked each test positive, see `trope.rank_file`
+    metrics.json         at the end: validation of the best epoch, and test of the model in best/
 
 Each file is whole or not there.
 """

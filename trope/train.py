@@ -76,16 +76,18 @@ def train(
     """
     with process_group(device) as group, _reproducible(group.device), _stop_signals() as stop:
         run = Path(out)
+        all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
         trainer = Trainer(data, config, run, group, resume)
         trainer.run(stop, checkpoint_seconds, progress)
         chosen, seconds = trainer.state, trainer.state.seconds
-        if config.train.refit:
-            del trainer  # its graphs and moments
+        del trainer  # its data, graphs and moments
+        if all_data is not None:
             factors = chosen.factors[: chosen.best_epoch]
-            trainer = Trainer(data.with_validation(), config, run / REFIT, group, True, factors)
+            trainer = Trainer(all_data, config, run / REFIT, group, True, factors)
             trainer.run(stop, checkpoint_seconds, progress)
             trainer.publish(run)
             seconds += trainer.state.seconds
+            del trainer
         summary = score_test(data.to(group.device), config, run, group, chosen, seconds)
         if progress and group.is_first:
             reached = f"test {CRITERION} {summary['test'][CRITERION]:.4f}"
@@ -97,7 +99,7 @@ class Trainer:
     """A model, its optimiser and how far they are.
 
     Args:
-        run: the run folder.
+        run: the run folder, or the folder of its refit in it.
         resume: whether it may hold a run already.
         factors: None to validate after each epoch and see; or the learning rates of all epochs, over those of the
             config, that a training with validation has settled (`train.refit`).
@@ -139,6 +141,9 @@ class Trainer:
         self.guard = Guard(self.model, group.device, self.state.step)
         self.loss_sum = torch.tensor(self.state.loss_sum, dtype=torch.float64, device=group.device)
         self.fused = self._fused_step() if is_fused(config, group) else None
+        if factors is not None and not self.is_finished:
+            # Of a refit that had ended, the checkpoint has the last epoch's; there may be more epochs since.
+            self._take_factor(factors[self.state.epoch])
         group.wait()  # everyone has read the checkpoint before the first process may remove it
         if group.is_first:
             self.checkpoints.tidy()
@@ -287,7 +292,7 @@ class Trainer:
         signum = self.group.largest(stop.signum)
         if signum:
             self.save()
-            raise Interrupted(signum, self.run_folder)
+            raise Interrupted(signum, self.run_folder if self.factors is None else self.run_folder.parent)
 
 
 def score_test(

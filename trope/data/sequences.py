@@ -112,6 +112,11 @@ class Sequences:
 
     def with_validation(self) -> Sequences:
         """The same data, with the events of validation among those to train on, and no more validation."""
+        if bool((self.valid_end > self.test_start).any()):
+            raise ValueError(
+                f"{self.path} validates on test events (protocol {self.protocol.name}), so training on validation too "
+                "would train on the test; leave train.refit off, or prepare the data with loo-strict or holdout"
+            )
         splits = torch.stack((self.valid_end, self.valid_end, self.test_start, self.test_end))
         begins = self.offsets[:-1][self.valid_end > 0]
         ends = begins + self.valid_end[self.valid_end > 0]
