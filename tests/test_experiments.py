@@ -403,3 +403,6 @@ def test_what_is_there_can_be_reported_without_training(data: Sequences, tmp_pat
     trained = train_many.train_many(data.path, chosen, 2, 1, tmp_path, "cpu", is_training=False)
     assert [line["name"] for line in trained.lines] == ["hstu", "hstu-time", "hstu"] and not trained.failures
     assert not (tmp_path / "hstu-time-seed1").exists()
+    with pytest.raises(ValueError, match=r"nowhere has no finished run of these, and with --no-train none is trained"):
+        train_many.train_many(data.path, chosen, 2, 1, tmp_path / "nowhere", "cpu", is_training=False)
+    assert not (tmp_path / "nowhere").exists()

@@ -34,7 +34,7 @@ def ablate(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
     train: Annotated[
-        bool, typer.Option(help="Train what is missing, or only report what is there: runs copied from elsewhere.")
+        bool, typer.Option(help="Train what is missing; or only report runs in --out, such as copies from elsewhere.")
     ] = True,
     resamples: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,

@@ -54,7 +54,7 @@ def compare(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
     train: Annotated[
-        bool, typer.Option(help="Train what is missing, or only report what is there: runs copied from elsewhere.")
+        bool, typer.Option(help="Train what is missing; or only report runs in --out, such as copies from elsewhere.")
     ] = True,
     split: Annotated[str, typer.Option(help="Of runs: test or valid.")] = "test",
     resamples: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 10_000,

@@ -45,6 +45,10 @@ def train_many(
         raise FileExistsError(f"{out} exists and is not a folder; choose another --out")
     runs = plan(variants, range(seeds), out)
     finished = [run for run in runs if run.is_finished]
+    if not is_training and not finished:
+        raise ValueError(
+            f"{out} has no finished run of these, and with --no-train none is trained; copy the runs there"
+        )
     typer.echo(f"{len(runs)} runs in {out}, {len(finished)} finished before")
     with Watch(runs) as watch:
 
