@@ -5,7 +5,7 @@ transposition; it writes down the gradient of the scores in bf16, where that fit
 of that with the keys, and the gradients of the bias weights are sums of it (attention_bias_gradient.py). Where it does
 not fit, a tile of queries walks over the keys before it and computes the gradient of the scores once more. Sequences
 may be taken in slices, so that a slice's gradient of the scores is still in the cache when it is read, and takes only a
-slice's memory. No atomics, so gradients are deterministic.
+slice's memory. No atomics, so gradients are deterministic, and they do not depend on the slices.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time buckets.
@@ -74,38 +74,26 @@ def _query_kernel(
 
 
 @triton.jit
-def _kept_kernel(
-    p_ds, p_k, p_dq, p_strips, p_starts, p_lengths, s_k, s_dq, s_kh, s_dqh, s_row, scale,
-    H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
+def _query_from_kept_kernel(
+    p_ds, p_k, p_dq, p_starts, p_lengths, s_k, s_dq, s_kh, s_dqh, s_row, scale,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of the scores that the key kernel kept, [keys, queries]: dq, a head a program, and its sum over
-    heads, a tile of keys a program. Both in one launch, so that what one has read is in the cache for the other.
-    """
-    # Sequences backwards: what the key kernel wrote last is still in the cache. The longest walks first.
-    i, i_m, i_b = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1), tl.num_programs(2) - 1 - tl.program_id(2)
+    """dq from the gradient of the scores that the key kernel kept, [keys, queries]."""
+    i_m = tl.num_programs(0) - 1 - tl.program_id(0)
+    # The sequences backwards: what the key kernel wrote last is still in the cache, and what is read last will be.
+    i_h, i_b = tl.program_id(1).to(tl.int64), tl.num_programs(2) - 1 - tl.program_id(2)
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
-    if (i_m * BLOCK >= length) | (i > H + i_m):
+    if i_m * BLOCK >= length:
         return
-    o_row = tl.arange(0, BLOCK)
-    o_m = i_m * BLOCK + o_row
-    p_ds += i_b.to(tl.int64) * H * s_row * s_row
-    if i < H:
-        i_h = i.to(tl.int64)
-        b_dq = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
-        for i_n in range(i_m + 1):
-            o_n = i_n * BLOCK + o_row
-            b_ds = tl.load(p_ds + i_h * s_row * s_row + o_n[:, None] * s_row + o_m[None, :])
-            b_k = load_tile(p_k + i_h * s_kh, start + o_n, o_n < length, s_k, D, BLOCK_D)
-            b_dq += dot(tl.trans(b_ds), b_k, FAST)
-        _store_tile(p_dq + i_h * s_dqh, b_dq * scale, start + o_m, o_m < length, s_dq, D, BLOCK_D)
-    else:
-        o_n = (i - H) * BLOCK + o_row
-        b_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-        for i_head in tl.static_range(H):
-            p_tile = p_ds + i_head * s_row * s_row + o_n[:, None] * s_row + o_m[None, :]
-            b_sum += tl.load(p_tile).to(tl.float32)
-        p_out = p_strips + i_b.to(tl.int64) * s_row * s_row + o_m[:, None] * s_row + o_n[None, :]
-        tl.store(p_out, tl.trans(b_sum))
+    o_m = i_m * BLOCK + tl.arange(0, BLOCK)
+    b_dq = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
+    p_tiles = p_ds + (i_b.to(tl.int64) * tl.num_programs(1) + i_h) * s_row * s_row
+    for i_n in range(i_m + 1):
+        o_n = i_n * BLOCK + tl.arange(0, BLOCK)
+        b_ds = tl.load(p_tiles + o_n[:, None] * s_row + o_m[None, :])
+        b_k = load_tile(p_k + i_h * s_kh, start + o_n, o_n < length, s_k, D, BLOCK_D)
+        b_dq += dot(tl.trans(b_ds), b_k, FAST)
+    _store_tile(p_dq + i_h * s_dqh, b_dq * scale, start + o_m, o_m < length, s_dq, D, BLOCK_D)
 
 
 @triton.jit
@@ -160,38 +148,32 @@ def backward(
     d_position, d_time = (None if w is None else torch.zeros_like(w) for w in (bias.position, bias.time))
     if not (T and B):
         return dq, dk, dv, d_position, d_time
-    of_one, strips_of_one = H * S * S * q.element_size(), 4 * S * S
+    has_bias = d_position is not None or d_time is not None
+    strips = attention_bias_gradient.Strips(q, spans, n, bias, d_position, d_time) if has_bias else None
+    of_one = H * S * S * q.element_size()
     together = max(1, min(B, SLICE_BYTES // of_one))
-    keep = max(together * of_one, strips_of_one) <= most_bytes
-    together = min(together, max(1, attention_bias_gradient.STRIP_BYTES // strips_of_one)) if keep else B
+    keep = together * of_one <= most_bytes
+    together = together if keep else B
     ds = torch.empty((together, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
     inputs = (q, k, v, dy)
     rows, heads = [x.stride(0) for x in (*inputs, dq)], [x.stride(1) for x in (*inputs, dq)]
     shared = (*rows, *heads, *sheet_strides(spans, bias), *shared_arguments(spans, n, bias))
     strides = (k.stride(0), dq.stride(0), k.stride(1), dq.stride(1), S, 1.0 / n)
     constants = tile(q, spans, wide_stages=1)
-    tiles = S // constants["BLOCK"]
-    strips = None
-    if d_position is not None or d_time is not None:
-        step = together * tiles if keep else 1
-        strips = attention_bias_gradient.Strips(q, spans, n, bias, d_position, d_time, step)
     for i_b in range(0, B, together):
         some, bias_of_some = _some(spans, bias, slice(i_b, i_b + together))
-        places, here = (some.starts_B, some.lengths_B), len(some.lengths_B)
+        places = (some.starts_B, some.lengths_B)
         rest = (*bias_of_some.pointers(q), *places)
-        grid = (tiles, H, here)
+        grid = (S // constants["BLOCK"], H, len(some.lengths_B))
         _key_kernel[grid](*inputs, dk, dv, ds, *rest, *shared, KEEP=keep, **bias.constants(), **constants)
         if keep:
-            room = ds if strips is None else strips.room(i_b * tiles)
-            _kept_kernel[(H if strips is None else H + tiles, tiles, here)](
-                ds, k, dq, room, *places, *strides, H=H, **constants | {"num_stages": 3}
-            )
+            _query_from_kept_kernel[grid](ds, k, dq, *places, *strides, **constants | {"num_stages": 3})
         else:
             _query_kernel[grid](*inputs, dq, *rest, *shared, **bias.constants(), **constants)
         if keep and strips is not None:
-            strips.filled((i_b + here) * tiles)
+            strips.add_kept(ds, i_b, some.lengths_B)
     if strips is not None and not keep:
-        strips.recompute(dy, q, k, v)
+        strips.add_recomputed(dy, q, k, v)
     return dq, dk, dv, d_position, d_time
 
 

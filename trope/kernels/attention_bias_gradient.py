@@ -14,6 +14,8 @@ Shape letters: B sequences, L positions, S = row_stride(L), H heads, D head dim,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -37,6 +39,24 @@ from trope.kernels.spans import Spans
 STRIP_BYTES = 1 << 28  # of the buffer of strips
 STAGES = 1  # of the pipelines that read strips
 ROWS = 256  # of strips that a program of the distance kernel adds up; fixed, so that sums do not depend on the GPU
+
+
+@triton.jit
+def _sum_kernel(
+    p_ds, p_strips, p_lengths, s_row, first, TILES, H: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile of a strip from the gradients that were kept for each head."""
+    i_n, i_unit = tl.program_id(0), tl.program_id(1)
+    i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
+    if (i_n > i_m) | (i_m * BLOCK >= tl.load(p_lengths + i_b)):
+        return
+    o_row, o_n = tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
+    p_tile = p_ds + i_b.to(tl.int64) * H * s_row * s_row + o_n[:, None] * s_row + (i_m * BLOCK + o_row)[None, :]
+    b_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for i_h in tl.static_range(H):
+        b_sum += tl.load(p_tile + i_h * s_row * s_row).to(tl.float32)
+    p_out = p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :]
+    tl.store(p_out, tl.trans(b_sum))
 
 
 @triton.jit
@@ -78,7 +98,7 @@ def _by_bucket_kernel(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """One strip's sums: in each of BLOCK_K buckets taken singly, and behind them in buckets >= k of runs."""
-    i_unit = tl.num_programs(0) - 1 - tl.program_id(0)  # backwards: what is summed by distance last is in the cache
+    i_unit = tl.program_id(0)
     i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
     o_row, o_k, o_run = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K), tl.arange(0, RUNS)
@@ -131,7 +151,8 @@ def _by_distance_kernel(
     BLOCK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sums of some rows of strips by distance, a block of distances a program."""
-    i_chunk, o_distance = tl.program_id(1), tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)
+    i_chunk = tl.num_programs(1) - 1 - tl.program_id(1)  # backwards: the last strips are still in the cache
+    o_distance = tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)
     b_sum = tl.zeros((BLOCK_R, BLOCK_L), dtype=tl.float32)
     end = tl.minimum((i_chunk + 1) * ROWS, UNITS * BLOCK)
     for i_row in tl.range(i_chunk * ROWS, end, BLOCK_R, num_stages=STAGES):
@@ -157,21 +178,22 @@ def _distance_sum_kernel(p_partial, p_d_position, R, L, centre, scale, s_partial
 
 
 class Strips:
-    """A buffer of strips, summed whenever it is full. Strips are counted through all sequences, and filled in order."""
+    """A buffer of strips, summed whenever it is full: what comes out does not depend on how many are added at a time.
+
+    Strips are counted through all sequences, and are added in order.
+    """
 
     def __init__(
-        self, like: Tensor, spans: Spans, n: int, bias: Bias, d_position: Tensor | None, d_time: Tensor | None,
-        step: int,
-    ) -> None:  # fmt: skip
-        """like: of the dtype and shape of q. d_position, d_time: what the sums are written to; or None.
-        step: how many strips are filled at a time, at least."""
+        self, like: Tensor, spans: Spans, n: int, bias: Bias, d_position: Tensor | None, d_time: Tensor | None
+    ) -> None:
+        """like: of the dtype and shape of q. d_position, d_time: what the sums are written to; or None."""
         self.like, self.spans, self.n, self.bias = like, spans, n, bias
         self.d_position, self.d_time = d_position, d_time
         B, S = len(spans.lengths_B), row_stride(spans.max_len)
         self.block = tile(like, spans)["BLOCK"]
         self.tiles = S // self.block
         self.total = B * self.tiles
-        self.units = min(self.total, max(1, STRIP_BYTES // (4 * self.block * S) // step) * step)
+        self.units = max(1, min(self.total, STRIP_BYTES // (4 * self.block * S)))
         self.first = 0  # of the strips that are in the buffer
         self.parts, self.block_k = triton.cdiv(self.units * self.block, ROWS), 0
         self.strips = self._empty(self.units, self.block, S)
@@ -184,30 +206,43 @@ class Strips:
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.like.device)
 
-    def room(self, first: int) -> Tensor:
-        """Where the strips from `first` on belong: [strips, queries of a tile, keys]."""
-        return self.strips[first - self.first :]
+    def add_kept(self, ds: Tensor, i_b: int, lengths_B: Tensor) -> None:
+        """Strips of the sequences from i_b on, from the gradient of their scores, [sequences, H, keys, queries]."""
+        before = i_b * self.tiles
 
-    def filled(self, end: int) -> None:
-        """Strips are filled up to `end`: sum them if there is no more room, or if these are all."""
-        if end in (self.first + self.units, self.total):
-            self._sum_up(end - self.first)
-            self.first = end
-        if end == self.total:
-            self._finish()
+        def fill(strips: Tensor, first: int, here: int) -> None:
+            _sum_kernel[(self.tiles, here)](
+                ds, strips, lengths_B, strips.shape[-1], first - before, self.tiles,
+                H=ds.shape[1], BLOCK=self.block, num_warps=4,
+            )  # fmt: skip
 
-    def recompute(self, dy: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Fill all strips from what attention's backward began with."""
+        self._add(fill, before, before + len(lengths_B) * self.tiles)
+
+    def add_recomputed(self, dy: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """All strips, from what attention's backward began with."""
         inputs, spans, bias = (q, k, v, dy), self.spans, self.bias
-        for first in range(0, self.total, self.units):
-            here = min(self.units, self.total - first)
+
+        def fill(strips: Tensor, first: int, here: int) -> None:
             _recompute_kernel[(self.tiles, here)](
-                *inputs, self.room(first), *bias.pointers(q), spans.starts_B, spans.lengths_B,
+                *inputs, strips, *bias.pointers(q), spans.starts_B, spans.lengths_B,
                 *(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs),
                 *sheet_strides(spans, bias), *shared_arguments(spans, self.n, bias), first, self.tiles, q.shape[1],
                 **bias.constants(), **tile(q, spans),
             )  # fmt: skip
-            self.filled(first + here)
+
+        self._add(fill, 0, self.total)
+
+    def _add(self, fill: Callable[[Tensor, int, int], None], first: int, end: int) -> None:
+        """Have the strips first .. end filled, as many at a time as there is room for."""
+        while first < end:
+            here = min(end, self.first + self.units) - first
+            fill(self.strips[first - self.first :], first, here)
+            first += here
+            if first in (self.first + self.units, self.total):
+                self._sum_up(first - self.first)
+                self.first = first
+        if first == self.total:
+            self._finish()
 
     def _sum_up(self, here: int) -> None:
         """Both ways, the strips in the buffer: partial sums."""
