@@ -80,8 +80,7 @@ def _query_from_kept_kernel(
 ):  # fmt: skip
     """dq from the gradient of the scores that the key kernel kept, [keys, queries]."""
     i_m = tl.num_programs(0) - 1 - tl.program_id(0)
-    # The sequences backwards: what the key kernel wrote last is still in the cache, and what is read last will be.
-    i_h, i_b = tl.program_id(1).to(tl.int64), tl.num_programs(2) - 1 - tl.program_id(2)
+    i_h, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2)
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
     if i_m * BLOCK >= length:
         return

@@ -37,7 +37,6 @@ from trope.kernels.attention_triton import (
 from trope.kernels.spans import Spans
 
 STRIP_BYTES = 1 << 28  # of the buffer of strips
-STAGES = 1  # of the pipelines that read strips
 ROWS = 256  # of strips that a program of the distance kernel adds up; fixed, so that sums do not depend on the GPU
 
 
@@ -95,7 +94,6 @@ def _by_bucket_kernel(
     p_strips, p_partial, p_times, p_query_times, p_buckets, p_counts, p_singles, p_starts, p_lengths,
     s_row, L, last, first, TILES,
     CACHED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RUNS: tl.constexpr,
-    STAGES: tl.constexpr,
 ):  # fmt: skip
     """One strip's sums: in each of BLOCK_K buckets taken singly, and behind them in buckets >= k of runs."""
     i_unit = tl.program_id(0)
@@ -105,7 +103,7 @@ def _by_bucket_kernel(
     o_m = i_m * BLOCK + o_row
     b_hist = tl.zeros((BLOCK_K,), dtype=tl.float32)
     b_runs = tl.zeros((BLOCK, RUNS), dtype=tl.float32)
-    for i_n in tl.range(0, i_m + 1 if i_m * BLOCK < length else 0, num_stages=STAGES):
+    for i_n in range(i_m + 1 if i_m * BLOCK < length else 0):
         o_n = i_n * BLOCK + o_row
         b_sum = tl.load(p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :])
         m_m = o_m < length
@@ -148,14 +146,12 @@ def _bucket_sum_kernel(p_partial, p_d_time, R, scale, BLOCK_K: tl.constexpr, RUN
 @triton.jit
 def _by_distance_kernel(
     p_strips, p_partial, p_lengths, s_row, s_partial, i_part, first, UNITS, TILES, ROWS,
-    BLOCK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
     """Sums of some rows of strips by distance, a block of distances a program."""
-    i_chunk = tl.num_programs(1) - 1 - tl.program_id(1)  # backwards: the last strips are still in the cache
-    o_distance = tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)
+    i_chunk, o_distance = tl.program_id(0), tl.program_id(1) * BLOCK_L + tl.arange(0, BLOCK_L)
     b_sum = tl.zeros((BLOCK_R, BLOCK_L), dtype=tl.float32)
-    end = tl.minimum((i_chunk + 1) * ROWS, UNITS * BLOCK)
-    for i_row in tl.range(i_chunk * ROWS, end, BLOCK_R, num_stages=STAGES):
+    for i_row in range(i_chunk * ROWS, tl.minimum((i_chunk + 1) * ROWS, UNITS * BLOCK), BLOCK_R):
         o_row = i_row + tl.arange(0, BLOCK_R)  # BLOCK_R divides BLOCK: all of one strip
         unit = first + i_row // BLOCK
         o_m = unit % TILES * BLOCK + o_row % BLOCK
@@ -249,9 +245,9 @@ class Strips:
         S, block, lengths_B = self.strips.shape[-1], self.block, self.spans.lengths_B
         if self.d_position is not None:
             block_l = 128 if S % 128 == 0 else block
-            _by_distance_kernel[(S // block_l, self.parts)](
+            _by_distance_kernel[(self.parts, S // block_l)](
                 self.strips, self.by_distance, lengths_B, S, S, self.first // self.units * self.parts, self.first,
-                here, self.tiles, ROWS, BLOCK=block, BLOCK_R=16, BLOCK_L=block_l, STAGES=STAGES, num_warps=4,
+                here, self.tiles, ROWS, BLOCK=block, BLOCK_R=16, BLOCK_L=block_l, num_warps=4,
             )  # fmt: skip
         if self.d_time is not None:
             L, _, last, _ = shared_arguments(self.spans, self.n, self.bias)
@@ -262,7 +258,7 @@ class Strips:
                 *((self.like, self.like) if runs is None else runs), self.spans.starts_B, lengths_B,
                 S, L, last, self.first, self.tiles,
                 CACHED=self.bias.constants()["CACHED"], COUNTED=runs is not None,
-                BLOCK=block, BLOCK_K=self.block_k, RUNS=attention_runs.RUNS, STAGES=STAGES, num_warps=8,
+                BLOCK=block, BLOCK_K=self.block_k, RUNS=attention_runs.RUNS, num_warps=8,
             )  # fmt: skip
 
     def _finish(self) -> None:
