@@ -13,7 +13,7 @@ from trope.kernels.attention import Gaps, hstu_attention, time_gaps
 from trope.kernels.spans import Spans
 
 pytest.importorskip("triton.language", reason="needs the package triton")
-from trope.kernels import attention_backward, attention_bias_gradient, attention_op, attention_runs
+from trope.kernels import attention_bias_gradient, attention_runs
 from trope.kernels import attention_triton as triton_attention
 
 FIRST = 1_600_000_000
@@ -115,67 +115,6 @@ def test_values_and_gradients(
         reference_error = (their - truth).abs().max().item()
         tolerance = 3 * reference_error + (2e-6 if dtype == torch.float32 else 4e-3) * size
         assert (our - truth).abs().max().item() <= tolerance, name
-
-
-RAGGED = [40, 3, 0, 33, 16, 17, 1]
-
-
-def bytes_of_one(heads: int) -> int:
-    """Of the gradient of the scores of one sequence of RAGGED, in tiles of 16, in bf16."""
-    return heads * 48 * 48 * 2
-
-
-def run_ragged(kind: str, position: bool, time: bool) -> list[Tensor]:
-    """y and gradients in bf16 of sequences of very different lengths, an empty one among them."""
-    generator = torch.Generator().manual_seed(9)
-    spans, tokens = spans_of(kind, RAGGED, 40)
-    inputs = [torch.randn(tokens, 2, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
-    inputs += [torch.randn(size, generator=generator, dtype=torch.float64) for size in (79, 129)]
-    weight = torch.randn(tokens, 2, 16, generator=generator, dtype=torch.float64)
-    weight = weight * inside(spans, tokens)[:, None, None]
-    times = make_times(spans, tokens, generator)
-    return run("triton", torch.bfloat16, spans, inputs, times, position, time, weight)
-
-
-@pytest.mark.parametrize(
-    ("kind", "position", "time", "sequences", "strip_bytes", "cache_bytes"),
-    [
-        ("jagged", True, True, 1, 1 << 28, 1 << 28),  # a slice of the empty sequence alone
-        ("loose", True, True, 3, 1 << 28, 1 << 28),  # 7 = 3 + 3 + 1
-        ("padded", True, True, 2, 5 * 16 * 48 * 4, 1 << 28),  # strips are summed in the middle of a slice
-        ("jagged", True, False, 3, 1 << 28, 1 << 28),  # all share one sheet
-        ("jagged", False, True, 5, 1 << 28, 7 * 48 * 48),  # buckets, but no sheet
-        ("jagged", True, True, 4, 1 << 28, 7 * 40 * 39),  # neither
-        ("padded", False, False, 2, 1 << 28, 1 << 28),
-    ],
-)
-def test_slices_of_sequences_change_no_bit(
-    kind: str, position: bool, time: bool, sequences: int, strip_bytes: int, cache_bytes: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(triton_attention, "BLOCK", 16)
-    monkeypatch.setattr(attention_bias_gradient, "STRIP_BYTES", strip_bytes)
-    monkeypatch.setattr(attention, "CACHE_BYTES", cache_bytes)
-    monkeypatch.setattr(attention_op, "KEPT", (1 << 30) / cache_bytes)
-    monkeypatch.setattr(attention_backward, "_query_kernel", None)  # nothing is computed once more
-    whole = run_ragged(kind, position, time)
-    monkeypatch.setattr(attention_backward, "SLICE_BYTES", sequences * bytes_of_one(2) + 1)
-    for ours, truth in zip(run_ragged(kind, position, time), whole, strict=True):
-        assert torch.equal(ours, truth) and truth.isfinite().all()
-
-
-def test_what_fits_slice_by_slice_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where not even one sequence fits, slices change nothing."""
-    monkeypatch.setattr(triton_attention, "BLOCK", 16)
-    whole = run_ragged("jagged", True, True)
-    budget = 2 * bytes_of_one(2)
-    monkeypatch.setattr(attention_op, "KEPT", budget / attention.CACHE_BYTES)
-    again = run_ragged("jagged", True, True)
-    assert not all(torch.equal(x, y) for x, y in zip(again, whole, strict=True))  # sums without bf16 in between
-    monkeypatch.setattr(attention_backward, "SLICE_BYTES", budget)
-    assert all(torch.equal(x, y) for x, y in zip(run_ragged("jagged", True, True), whole, strict=True))
-    monkeypatch.setattr(attention_op, "KEPT", 0)
-    assert all(torch.equal(x, y) for x, y in zip(run_ragged("jagged", True, True), again, strict=True))
 
 
 def test_tokens_of_no_sequence_are_zero() -> None:

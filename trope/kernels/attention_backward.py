@@ -3,9 +3,8 @@
 A tile of keys walks over the queries after it for dk and dv, on transposed scores, so that no product waits for a
 transposition; it writes down the gradient of the scores in bf16, where that fits a fixed budget. dq is then a product
 of that with the keys, and the gradients of the bias weights are sums of it (attention_bias_gradient.py). Where it does
-not fit, a tile of queries walks over the keys before it and computes the gradient of the scores once more. Sequences
-may be taken in slices, so that a slice's gradient of the scores is still in the cache when it is read, and takes only a
-slice's memory. No atomics, so gradients are deterministic, and they do not depend on the slices.
+not fit, a tile of queries walks over the keys before it and computes the gradient of the scores once more. No atomics,
+so gradients are deterministic.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time buckets.
@@ -31,8 +30,6 @@ from trope.kernels.attention_triton import (
     unit_tile,
 )
 from trope.kernels.spans import Spans
-
-SLICE_BYTES = 1 << 62  # of the gradient of the scores, for sequences taken together: all at once
 
 
 @triton.jit
@@ -148,38 +145,21 @@ def backward(
     if not (T and B):
         return dq, dk, dv, d_position, d_time
     has_bias = d_position is not None or d_time is not None
-    strips = attention_bias_gradient.Strips(q, spans, n, bias, d_position, d_time) if has_bias else None
-    of_one = H * S * S * q.element_size()
-    together = max(1, min(B, SLICE_BYTES // of_one))
-    keep = together * of_one <= most_bytes
-    together = together if keep else B
-    ds = torch.empty((together, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
-    inputs = (q, k, v, dy)
+    keep = B * H * S * S * q.element_size() <= most_bytes
+    ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
+    inputs, rest = (q, k, v, dy), (*bias.pointers(q), spans.starts_B, spans.lengths_B)
     rows, heads = [x.stride(0) for x in (*inputs, dq)], [x.stride(1) for x in (*inputs, dq)]
-    shared = (*rows, *heads, *sheet_strides(spans, bias), *shared_arguments(spans, n, bias))
-    strides = (k.stride(0), dq.stride(0), k.stride(1), dq.stride(1), S, 1.0 / n)
+    shared = (*sheet_strides(spans, bias), *shared_arguments(spans, n, bias))
     constants = tile(q, spans, wide_stages=1)
-    for i_b in range(0, B, together):
-        some, bias_of_some = _some(spans, bias, slice(i_b, i_b + together))
-        places = (some.starts_B, some.lengths_B)
-        rest = (*bias_of_some.pointers(q), *places)
-        grid = (S // constants["BLOCK"], H, len(some.lengths_B))
-        _key_kernel[grid](*inputs, dk, dv, ds, *rest, *shared, KEEP=keep, **bias.constants(), **constants)
-        if keep:
-            _query_from_kept_kernel[grid](ds, k, dq, *places, *strides, **constants | {"num_stages": 3})
-        else:
-            _query_kernel[grid](*inputs, dq, *rest, *shared, **bias.constants(), **constants)
-        if keep and strips is not None:
-            strips.add_kept(ds, i_b, some.lengths_B)
-    if strips is not None and not keep:
-        strips.add_recomputed(dy, q, k, v)
+    grid = (S // constants["BLOCK"], H, B)
+    _key_kernel[grid](*inputs, dk, dv, ds, *rest, *rows, *heads, *shared, KEEP=keep, **bias.constants(), **constants)
+    if not keep:
+        _query_kernel[grid](*inputs, dq, *rest, *rows, *heads, *shared, **bias.constants(), **constants)
+        if has_bias:
+            attention_bias_gradient.from_inputs(dy, q, k, v, spans, n, bias, d_position, d_time)
+        return dq, dk, dv, d_position, d_time
+    strides = (k.stride(0), dq.stride(0), k.stride(1), dq.stride(1), S, 1.0 / n)
+    _query_from_kept_kernel[grid](ds, k, dq, spans.starts_B, spans.lengths_B, *strides, **constants | {"num_stages": 3})
+    if has_bias:
+        attention_bias_gradient.from_kept(ds, spans, n, bias, d_position, d_time)
     return dq, dk, dv, d_position, d_time
-
-
-def _some(spans: Spans, bias: Bias, of: slice) -> tuple[Spans, Bias]:
-    """Views of what belongs to some of the sequences."""
-    spans = spans._replace(starts_B=spans.starts_B[of], lengths_B=spans.lengths_B[of])
-    if bias.time is None:  # one sheet serves all sequences
-        return spans, bias
-    buckets, sheet = (None if x is None else x[of] for x in (bias.gaps.buckets, bias.sheet))
-    return spans, bias._replace(gaps=bias.gaps._replace(buckets=buckets), sheet=sheet)

@@ -1,8 +1,8 @@
 """The gradients of HSTU's bias weights: sums of the scores' gradient by distance and by bucket of time.
 
 Heads share the bias, so the gradient is summed over heads first, into strips: a tile of queries by all its keys, in
-float32. The sum comes from what the key kernel kept, or is computed once more (long sequences). The buffer of strips
-has a fixed budget, so memory stays linear in the length. From a strip:
+float32. The sum comes from what the key kernel kept, or is computed once more (long sequences). Strips are taken in
+slices of a fixed budget, so memory stays linear in the length. From a strip:
 - by distance: entries of one distance lie one step apart in neighbouring rows, so rows are added up, read backwards;
 - by bucket: sorted times make a row's buckets runs, so the sum over buckets >= k is the row's prefix sum where the run
   of k ends (attention_runs.py). Unsorted times take one masked sum per bucket.
@@ -36,7 +36,7 @@ from trope.kernels.attention_triton import (
 )
 from trope.kernels.spans import Spans
 
-STRIP_BYTES = 1 << 28  # of the buffer of strips
+STRIP_BYTES = 1 << 28  # of a slice of strips
 ROWS = 256  # of strips that a program of the distance kernel adds up; fixed, so that sums do not depend on the GPU
 
 
@@ -173,104 +173,75 @@ def _distance_sum_kernel(p_partial, p_d_position, R, L, centre, scale, s_partial
     tl.store(p_d_position + centre - distance, tl.sum(b_sum, axis=0) * scale)
 
 
-class Strips:
-    """A buffer of strips, summed whenever it is full: what comes out does not depend on how many are added at a time.
+def from_kept(ds: Tensor, spans: Spans, n: int, bias: Bias, d_position: Tensor | None, d_time: Tensor | None) -> None:
+    """Fill the gradients of the weights from the gradient of the scores, [B, H, keys, queries]."""
 
-    Strips are counted through all sequences, and are added in order.
-    """
+    def fill(strips: Tensor, first: int, units: int, tiles: int, block: int) -> None:
+        _sum_kernel[(tiles, units)](
+            ds, strips, spans.lengths_B, strips.shape[-1], first, tiles, H=ds.shape[1], BLOCK=block, num_warps=4
+        )
 
-    def __init__(
-        self, like: Tensor, spans: Spans, n: int, bias: Bias, d_position: Tensor | None, d_time: Tensor | None
-    ) -> None:
-        """like: of the dtype and shape of q. d_position, d_time: what the sums are written to; or None."""
-        self.like, self.spans, self.n, self.bias = like, spans, n, bias
-        self.d_position, self.d_time = d_position, d_time
-        B, S = len(spans.lengths_B), row_stride(spans.max_len)
-        self.block = tile(like, spans)["BLOCK"]
-        self.tiles = S // self.block
-        self.total = B * self.tiles
-        self.units = max(1, min(self.total, STRIP_BYTES // (4 * self.block * S)))
-        self.first = 0  # of the strips that are in the buffer
-        self.parts, self.block_k = triton.cdiv(self.units * self.block, ROWS), 0
-        self.strips = self._empty(self.units, self.block, S)
+    _sum_strips(fill, ds, spans, n, bias, d_position, d_time)
+
+
+def from_inputs(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias,
+    d_position: Tensor | None, d_time: Tensor | None,
+) -> None:  # fmt: skip
+    """Fill the gradients of the weights from what attention's backward began with."""
+    inputs = (q, k, v, dy)
+
+    def fill(strips: Tensor, first: int, units: int, tiles: int, block: int) -> None:
+        _recompute_kernel[(tiles, units)](
+            *inputs, strips, *bias.pointers(q), spans.starts_B, spans.lengths_B,
+            *(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs),
+            *sheet_strides(spans, bias), *shared_arguments(spans, n, bias), first, tiles, q.shape[1],
+            **bias.constants(), **tile(q, spans),
+        )  # fmt: skip
+
+    _sum_strips(fill, q, spans, n, bias, d_position, d_time)
+
+
+def _sum_strips(
+    fill: Callable[[Tensor, int, int, int, int], None], like: Tensor, spans: Spans, n: int, bias: Bias,
+    d_position: Tensor | None, d_time: Tensor | None,
+) -> None:  # fmt: skip
+    """Slice by slice: have strips filled, then sum them both ways."""
+    B, S = len(spans.lengths_B), row_stride(spans.max_len)
+    L, centre, last, scale = shared_arguments(spans, n, bias)
+    block = tile(like, spans)["BLOCK"]
+    tiles = triton.cdiv(L, block)
+    units = max(1, min(B * tiles, STRIP_BYTES // (4 * block * S)))
+    slices = range(0, B * tiles, units)
+    strips = torch.empty((units, block, S), dtype=torch.float32, device=like.device)
+    parts, block_k = triton.cdiv(units * block, ROWS), 0
+    by_distance = torch.empty(
+        (len(slices) * parts, S) if d_position is not None else (0, S), dtype=torch.float32, device=like.device
+    )
+    if d_time is not None:
+        block_k = triton.next_power_of_2(len(d_time))
+        by_bucket = torch.empty((B * tiles, block_k + attention_runs.RUNS), dtype=torch.float32, device=like.device)
+    for i, first in enumerate(slices):
+        here = min(units, B * tiles - first)
+        fill(strips, first, here, tiles, block)
         if d_position is not None:
-            self.by_distance = self._empty(triton.cdiv(self.total, self.units) * self.parts, S)
-        if d_time is not None:
-            self.block_k = triton.next_power_of_2(len(d_time))
-            self.by_bucket = self._empty(self.total, self.block_k + attention_runs.RUNS)
-
-    def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=self.like.device)
-
-    def add_kept(self, ds: Tensor, i_b: int, lengths_B: Tensor) -> None:
-        """Strips of the sequences from i_b on, from the gradient of their scores, [sequences, H, keys, queries]."""
-        before = i_b * self.tiles
-
-        def fill(strips: Tensor, first: int, here: int) -> None:
-            _sum_kernel[(self.tiles, here)](
-                ds, strips, lengths_B, strips.shape[-1], first - before, self.tiles,
-                H=ds.shape[1], BLOCK=self.block, num_warps=4,
-            )  # fmt: skip
-
-        self._add(fill, before, before + len(lengths_B) * self.tiles)
-
-    def add_recomputed(self, dy: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """All strips, from what attention's backward began with."""
-        inputs, spans, bias = (q, k, v, dy), self.spans, self.bias
-
-        def fill(strips: Tensor, first: int, here: int) -> None:
-            _recompute_kernel[(self.tiles, here)](
-                *inputs, strips, *bias.pointers(q), spans.starts_B, spans.lengths_B,
-                *(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs),
-                *sheet_strides(spans, bias), *shared_arguments(spans, self.n, bias), first, self.tiles, q.shape[1],
-                **bias.constants(), **tile(q, spans),
-            )  # fmt: skip
-
-        self._add(fill, 0, self.total)
-
-    def _add(self, fill: Callable[[Tensor, int, int], None], first: int, end: int) -> None:
-        """Have the strips first .. end filled, as many at a time as there is room for."""
-        while first < end:
-            here = min(end, self.first + self.units) - first
-            fill(self.strips[first - self.first :], first, here)
-            first += here
-            if first in (self.first + self.units, self.total):
-                self._sum_up(first - self.first)
-                self.first = first
-        if first == self.total:
-            self._finish()
-
-    def _sum_up(self, here: int) -> None:
-        """Both ways, the strips in the buffer: partial sums."""
-        S, block, lengths_B = self.strips.shape[-1], self.block, self.spans.lengths_B
-        if self.d_position is not None:
             block_l = 128 if S % 128 == 0 else block
-            _by_distance_kernel[(self.parts, S // block_l)](
-                self.strips, self.by_distance, lengths_B, S, S, self.first // self.units * self.parts, self.first,
-                here, self.tiles, ROWS, BLOCK=block, BLOCK_R=16, BLOCK_L=block_l, num_warps=4,
+            _by_distance_kernel[(parts, S // block_l)](
+                strips, by_distance, spans.lengths_B, S, S, i * parts, first, here, tiles, ROWS,
+                BLOCK=block, BLOCK_R=16, BLOCK_L=block_l, num_warps=4,
             )  # fmt: skip
-        if self.d_time is not None:
-            L, _, last, _ = shared_arguments(self.spans, self.n, self.bias)
-            _, _, times, query_times, buckets, _ = self.bias.pointers(self.like)
-            runs = self.bias.gaps.runs
+        if d_time is not None:
+            _, _, times, query_times, buckets, _ = bias.pointers(like)
+            runs = bias.gaps.runs
             _by_bucket_kernel[(here,)](
-                self.strips, self.by_bucket, times, query_times, buckets,
-                *((self.like, self.like) if runs is None else runs), self.spans.starts_B, lengths_B,
-                S, L, last, self.first, self.tiles,
-                CACHED=self.bias.constants()["CACHED"], COUNTED=runs is not None,
-                BLOCK=block, BLOCK_K=self.block_k, RUNS=attention_runs.RUNS, num_warps=8,
+                strips, by_bucket, times, query_times, buckets, *((like, like) if runs is None else runs),
+                spans.starts_B, spans.lengths_B, S, L, last, first, tiles,
+                CACHED=bias.constants()["CACHED"], COUNTED=runs is not None,
+                BLOCK=block, BLOCK_K=block_k, RUNS=attention_runs.RUNS, num_warps=8,
             )  # fmt: skip
-
-    def _finish(self) -> None:
-        """The gradients, from all partial sums."""
-        L, centre, _, scale = shared_arguments(self.spans, self.n, self.bias)
-        if self.d_position is not None:
-            _distance_sum_kernel[(L,)](
-                self.by_distance, self.d_position, len(self.by_distance), L, centre, scale,
-                self.by_distance.shape[-1], BLOCK_R=256,
-            )  # fmt: skip
-        if self.d_time is not None:
-            _bucket_sum_kernel[(len(self.d_time),)](
-                self.by_bucket, self.d_time, self.total, scale,
-                BLOCK_K=self.block_k, RUNS=attention_runs.RUNS, BLOCK_R=256,
-            )  # fmt: skip
+    if d_position is not None:
+        _distance_sum_kernel[(L,)](by_distance, d_position, len(by_distance), L, centre, scale, S, BLOCK_R=256)
+    if d_time is not None:
+        _bucket_sum_kernel[(len(d_time),)](
+            by_bucket, d_time, B * tiles, scale, BLOCK_K=block_k, RUNS=attention_runs.RUNS, BLOCK_R=256
+        )
