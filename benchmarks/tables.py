@@ -14,6 +14,7 @@ import json
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -90,13 +91,15 @@ def hit(found: dict[str, Any]) -> str:
 
 
 def comparison(name: str) -> str:
-    """Means in percent, and the first metric's difference from the first system."""
+    """Means in percent, and the first metric's difference from the first system; then the baselines."""
     found = compared(name)
     metrics, lines = (f"{hit(found)}@10", "NDCG@10", f"{hit(found)}@50", "MRR"), []
     for system, values in found["systems"].items():
         apart = values.get("minus_first", {}).get(metrics[0])
         shown = f"{100 * apart['mean']:+.2f} ({100 * apart['low']:+.2f} .. {100 * apart['high']:+.2f})" if apart else ""
         lines.append([system, *(f"{100 * values[metric]['mean']:.2f}" for metric in metrics), shown])
+    for baseline, means in found.get("baselines", {}).items():
+        lines.append([baseline, *(f"{100 * means[metric]:.2f}" for metric in metrics), ""])
     header = [f"{found['users']:,} users", *metrics, f"{metrics[0]} minus {found['reference']}"]
     return markdown(header, lines)
 
@@ -113,8 +116,10 @@ def headline() -> str:
         for each in (metric, "NDCG@10"):
             star = " *" if apart[each]["low"] > 0 or apart[each]["high"] < 0 else ""
             cells.append(f"{100 * (ours[each]['mean'] / time[each]['mean'] - 1):+.1f} %{star}")
-        paper = systems.get("hstu-trope-paper", {}).get(metric)
-        cells.append(f"{100 * paper['mean']:.2f}" if paper else "")
+        paper, seeds = systems.get("hstu-trope-paper", {}).get(metric), Counter(run["name"] for run in trained(name))
+        assert seeds["hstu-trope"] == seeds["hstu-time"] == SEEDS
+        fewer = "" if seeds["hstu-trope-paper"] == SEEDS else f" ({seeds['hstu-trope-paper']} seeds)"
+        cells.append(f"{100 * paper['mean']:.2f}{fewer}" if paper else "")
         lines.append([title, f"{found['users']:,}", metric, *cells])
     header = ["", "users", "metric", "hstu-time", "hstu-trope", "change", "change, NDCG@10", "T-RoPE as printed"]
     return markdown(header, lines)
@@ -264,6 +269,7 @@ def prepared(key: str) -> float:
     return float(json.loads((ROOT / "results" / "prepare-158m.json").read_text())[key])
 
 
+SEEDS = 3  # of every comparison; a table says where one has fewer
 # Datasets with results, in the order of the tables; a file under results/ each.
 SETS = {
     "globo-news-holdout": "Globo news, the next two hours",

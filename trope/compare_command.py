@@ -42,8 +42,8 @@ def compare(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A TOML file with sizes, training and evaluation for every model; blocks, biases and rotary "
-            "encodings stay the models' own."
+            help="A TOML file with sizes, training and evaluation for every model; blocks, biases, the gate's floor "
+            "and rotary encodings stay the models' own."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs to train; run again, it continues.")] = None,
