@@ -6,6 +6,7 @@ import gc
 import json
 import signal
 import weakref
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from training import one_thread, tiny, tiny_data, weights
 from typer.testing import CliRunner
 
 import trope.train
+from trope import run_report
 from trope.cli import app
 from trope.config import Config
 from trope.data.sequences import Sequences
@@ -60,6 +62,9 @@ def test_a_refit_replays_epochs_and_learning_rates(refitted: Path) -> None:
     assert replayed["factors"] == pytest.approx(chosen["factors"][: chosen["best_epoch"]])
     metrics = json.loads((refitted / "metrics.json").read_text())
     assert metrics["refit"] and metrics["best_epoch"] == chosen["best_epoch"]
+    said = dict(run_report._training(metrics, asdict(tiny(*SETTINGS).train)))
+    assert "validation events too" in said["refit"]
+    assert "refit" not in dict(run_report._training({**metrics, "refit": False}, asdict(tiny().train)))
 
 
 def test_the_learning_rate_falls_in_both(refitted: Path) -> None:

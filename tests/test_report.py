@@ -24,6 +24,7 @@ from trope.report_html import to_html
 from trope.report_markdown import to_markdown
 from trope.report_page import Cell, Grid, Page, Section
 from trope.run_progress import Progress
+from trope.train import REFIT
 from trope.variants import choose, common_settings
 from trope.watch import Watch
 
@@ -241,6 +242,9 @@ def watched(runs: list[Run], terminal: bool) -> str:
         log(runs[2], {"step": 2, "epoch": 5, "seconds": 65.0, "HR@10": 0.1234})
         watch._drawn -= 3600
         watch.tick()
+        (runs[2].folder / REFIT).mkdir()
+        watch._drawn -= 3600
+        watch.tick()
         (text,) = [console.file.getvalue()]  # type: ignore[attr-defined]
     return text
 
@@ -252,6 +256,7 @@ def test_the_live_table_and_the_plain_lines_say_the_same(data: Sequences, tmp_pa
         assert ("\x1b[" in text) == terminal
         assert "c-seed0" in text and "12.34" in text and "5/3" in text and "65" in text
         assert "exit code 3: the reason" in text and "d-seed0" not in text
+        assert text.count("refitting") == 1
     assert "    0/4  b-seed0" in text
 
 

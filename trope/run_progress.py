@@ -11,7 +11,7 @@ from typing import Any
 from trope.experiments import Run
 from trope.run_folder import METRICS
 from trope.run_log import NAME
-from trope.train import CRITERION
+from trope.train import CRITERION, REFIT
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Progress:
     """What a run's log says; `update` reads what was added since.
 
     epoch: whole epochs done. best, best_epoch: of the validation so far. seconds: of training, all sittings.
+    is_refitting: whether validation has chosen, and the second training of `train.refit` is under way.
     """
 
     run: Run
@@ -27,6 +28,7 @@ class Progress:
     best: float | None = None
     best_epoch: int = 0
     seconds: float = 0.0
+    is_refitting: bool = False
     _file: int = field(default=0, repr=False)
     _read: int = field(default=0, repr=False)
 
@@ -41,7 +43,9 @@ class Progress:
             found = json.loads((self.run.folder / METRICS).read_text(encoding="utf-8"))
             self.epoch, self.seconds = found["epochs"], found["seconds"]
             self.best, self.best_epoch = found["valid"][CRITERION], found["best_epoch"]
+            self.is_refitting = False
             return self
+        self.is_refitting = (self.run.folder / REFIT).is_dir()
         try:
             with (self.run.folder / NAME).open("rb") as file:
                 self._read_on(file)

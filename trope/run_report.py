@@ -105,6 +105,7 @@ def _training(metrics: dict[str, Any], train: dict[str, Any]) -> list[tuple[str,
     seconds = float(metrics["seconds"])
     return [
         ("best epoch", f"{metrics['best_epoch']} of {metrics['epochs']}, by validation"),
+        *([("refit", "tested after as many epochs on validation events too")] if metrics.get("refit") else []),
         ("steps", f"{metrics['steps']:,}"),
         ("time", f"{seconds / 60:.1f} min"), ("seen items", f"filter_seen {metrics['filter_seen']}"), *rows,
     ]  # fmt: skip

@@ -83,6 +83,8 @@ def train(
         del trainer  # its data, graphs and moments
         if all_data is not None:
             factors = chosen.factors[: chosen.best_epoch]
+            if progress and group.is_first:
+                tqdm.write(f"refit: {chosen.best_epoch} epochs, as validation chose, with its events too")
             trainer = Trainer(all_data, config, run / REFIT, group, True, factors)
             trainer.run(stop, checkpoint_seconds, progress)
             trainer.publish(run)

@@ -85,8 +85,9 @@ class Watch:
 
     def _cells(self, progress: Progress, state: str, reason: str) -> list[Text]:
         best = "" if progress.best is None else f"{100 * progress.best:.2f}"
+        shown = "refitting" if state == "training" and progress.is_refitting else state
         texts = [
-            progress.run.folder.name, state, f"{progress.epoch}/{progress.epochs}", best, f"{progress.seconds:.0f}",
+            progress.run.folder.name, shown, f"{progress.epoch}/{progress.epochs}", best, f"{progress.seconds:.0f}",
             reason,
         ]  # fmt: skip
         return [Text(text, _STYLES.get(state, "")) for text in texts]
@@ -116,4 +117,6 @@ def how_far(progress: Progress) -> str:
     text = f"epoch {progress.epoch}/{progress.epochs}"
     if progress.best is not None:
         text += f", best validation {CRITERION} {100 * progress.best:.2f} % at epoch {progress.best_epoch}"
+    if progress.is_refitting:
+        text += ", refitting"
     return text
