@@ -104,7 +104,8 @@ class TrainConfig:
         squared gradients. For tables of millions of items; another optimiser, so its results are its own.
     eval_every: epochs between validations.
     refit: when validation has chosen the epoch, train anew on training and validation events together, as long and with
-        the same learning rates, and test that model: what one would deploy.
+        the same learning rates, and test that model: what one would deploy. Not with the protocol loo-paper, whose
+        validation is the test.
     seed: of everything random. precision: auto is bf16 on CUDA and fp32 on CPU.
     """
 
