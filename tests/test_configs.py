@@ -88,8 +88,13 @@ def test_what_was_measured_was_measured_with_this_recipe(target: str, results: s
     recipe = find(target, ROOT / "configs")
     words = recipe.comparing(target)
     own = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    common = [*settings_of_file(recipe.file), *own]
     for model in ("hstu-time", "hstu-trope"):
-        assert preset(model, [*settings_of_file(recipe.file), *own]) == preset(model, measured["settings"])
+        assert preset(model, common) == preset(model, measured["settings"])
+    lines = ROOT / "results" / f"{results}.jsonl"
+    for run in map(json.loads, lines.read_text().splitlines() if target == results else []):
+        settings = [*common, *run["settings"][len(measured["settings"]) :], f"train.seed={run['seed']}"]
+        assert from_dict(run["config"]) == preset(run["model"], settings), "measured with another preset than today's"
     prepares = {Path(option(words, "--out")).name: words for words in recipe.commands if words[0] == "prepare"}
     assert option(prepares[target], "--protocol") == measured["data"]["protocol"]["name"]
 

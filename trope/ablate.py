@@ -52,6 +52,7 @@ ROWS = (
     _row("ours", "calendar", "calendar bank", "rotary.bank=calendar"),
     _row("ours", "no-query", "- Query RoPE", "rotary.rotate_query=false"),
     _row("ours", "torope", "TO-RoPE", model="hstu-torope"),
+    _row("ours", "torope-floor", "TO-RoPE with the floor", "model.gate_floor=1.0", model="hstu-torope"),
     _row("ours", "torope-no-time-rab", "TO-RoPE - Time RAB", "model.time_bias=false", model="hstu-torope"),
     _row(
         "ours", "torope-no-rab", "TO-RoPE - all RAB", "model.time_bias=false", "model.position_bias=false",

@@ -131,13 +131,15 @@ def describe(trained: Trained, common: tuple[str, ...], baselines: Baselines) ->
     from trope.report import over_seeds
 
     seeds = len({run.seed for run in trained.runs})
+    finished = {name: sum(line["name"] == name for line in trained.lines) for name in trained.values}
     deviation = {}
     for name, values in trained.values.items():
         found = {metric: over_seeds(trained.lines, name, metric) for metric in values}
         deviation[name] = {metric: float(each.std(ddof=1)) for metric, each in found.items() if len(each) > 1}
     return {
-        "split": "test", "seeds": seeds, "settings": list(common), "data": trained.lines[0]["data"],
-        "environment": trained.lines[0]["environment"], "baselines": baselines, "deviation_over_seeds": deviation,
+        "split": "test", "seeds": seeds, "finished": finished, "settings": list(common),
+        "data": trained.lines[0]["data"], "environment": trained.lines[0]["environment"],
+        "baselines": baselines, "deviation_over_seeds": deviation,
     }  # fmt: skip
 
 

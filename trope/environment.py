@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +36,14 @@ def commit() -> str:
         head = _git(here, "rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("TROPE_COMMIT") or "unknown"
+        return _stated_commit()
+
+
+def _stated_commit() -> str:
+    stated = os.environ.get("TROPE_COMMIT") or "unknown"
+    if stated != "unknown" and not re.fullmatch(r"[0-9a-f]{7,40}\+?", stated):
+        raise ValueError(f"TROPE_COMMIT must be a commit, 7 to 40 hexadecimal digits, got {stated!r}; or unset it")
+    return stated
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from trope import rank_file
-from trope.config import Config, preset, read_toml
+from trope.config import Config, preset, read_toml, to_dict
 from trope.data.sequences import Sequences
 from trope.metrics import Floats, per_user
 from trope.run_folder import CONFIG, ENVIRONMENT, METRICS, read_data, write_text
@@ -160,7 +160,7 @@ def describe(run: Run) -> dict[str, Any]:
     data = {key: value for key, value in metrics.pop("data").items() if key != "path"}
     return {
         "name": run.variant.name, "model": run.variant.model, "settings": list(run.variant.settings),
-        "seed": run.seed, **metrics, "data": data,
+        "seed": run.seed, **metrics, "data": data, "config": to_dict(read_toml(run.folder / CONFIG)),
         "environment": json.loads((run.folder / ENVIRONMENT).read_text(encoding="utf-8")),
     }  # fmt: skip
 
