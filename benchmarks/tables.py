@@ -158,6 +158,20 @@ def tried(data: str, look: str) -> str:
     return markdown(header, [line for _, line in sorted(lines, key=lambda entry: -entry[0])])
 
 
+def globo_windows() -> str:
+    """Windows for Globo's holdout: whom they test, and what of it could be known."""
+    keys = ("hours", "test_users", "test_events")
+    lines = [
+        [
+            r["cutoff"],
+            *(f"{int(r[key]):,}" for key in keys),
+            *(f"{float(r[key]):.0%}" for key in ("known", "known_refit")),
+        ]
+        for r in rows("globo-windows.csv")
+    ]
+    return markdown(["from", "hours", "test users", "events", "known a window before", "known at the cutoff"], lines)
+
+
 def recipes() -> str:
     """What configs/ says: sizes, training, protocols."""
     lines = []
@@ -293,6 +307,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "validation": validation,
     "tried-grocery": lambda: tried("amazon-grocery-5core-2014", "first look"),
     "tried-grocery-holdout": lambda: tried("amazon-grocery-5core-2014-holdout", "first look"),
+    "globo-windows": globo_windows,
     "tried-globo": lambda: tried("globo-news", "first look"),
     "tried-globo-day": lambda: tried("globo-news, one-day holdout", "first look"),
     "tried-globo-stability": lambda: tried("globo-news", "stability"),
