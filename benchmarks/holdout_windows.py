@@ -1,10 +1,10 @@
-"""Which window for a holdout? For some windows from one moment on: how many users it tests, and whether what they choose
+"""Which window for a holdout? How many users some windows from one moment on would test, and whether what these choose
 was there to be learned. Writes a CSV:
 
     python benchmarks/holdout_windows.py data/globo-news 2017-10-16T15:00:00Z 1 2 3 6 12 24 > results/globo-windows.csv
 
-DATA is a prepared dataset of any protocol, windows are in hours. known: share of the test's events whose item has an event before the
-window of validation; known_refit: before the test (`train.refit`).
+DATA is a prepared dataset of any protocol, windows are in hours. known: share of the test's events whose item has an
+event before the window of validation; known_refit: before the test (`train.refit`).
 """
 
 from __future__ import annotations
