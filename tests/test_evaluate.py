@@ -145,15 +145,15 @@ def test_baselines_equal_a_plain_loop(data: Sequences, split: str) -> None:
         return {item: training.count(item) for item in items}
 
     def recent(user: int, t_now: int) -> dict[int, tuple[int, int]]:
-        last = [item for item, time in known if t_now - 24 * 3_600 <= time < t_now]
+        last = [item for item, time in known if t_now - hours * 3_600 <= time < t_now]
         return {item: (last.count(item), training.count(item)) for item in items}
 
     config = EvalConfig("history", batch=7)
     assert_ranks(
         rank_users(MostPopular(data), data, split, config, MAX_LEN), naive_ranks(data, split, popular, "history")
     )
-    for tile in (1, 40, 10_000):
-        found = rank_users(RecentlyPopular(data, split), data, split, config, MAX_LEN, tile=tile)
+    for tile, hours in ((1, 24), (40, 24), (10_000, 24), (40, 1)):
+        found = rank_users(RecentlyPopular(data, split, hours), data, split, config, MAX_LEN, tile=tile)
         assert_ranks(found, naive_ranks(data, split, recent, "history"))
 
 
@@ -307,10 +307,11 @@ def command(*arguments: object) -> str:
 def test_the_command_prints_saves_and_writes_json(data: Sequences, tmp_path: Path) -> None:
     run = make_run(tmp_path / "my-run", data)
     said = command(run, "--json", tmp_path / "out.json", "--set", "eval.filter_seen=window")
-    for expected in ("my-run", "most popular", "popular in 24 h", data.protocol.name, "filter_seen window", "NDCG@200"):
+    names = ["my-run", "most popular", "popular in 24 h", "popular in 1 h"]
+    for expected in (*names, data.protocol.name, "filter_seen window", "NDCG@200"):
         assert expected in said
     written = json.loads((tmp_path / "out.json").read_text())
-    assert list(written["metrics"]) == ["my-run", "most popular", "popular in 24 h"]
+    assert list(written["metrics"]) == names
     assert (written["checksum"], written["split"]) == (data.meta["checksum"], "test")
     result, about = rank_file.load(run, "test")
     assert about.filter_seen == "window"

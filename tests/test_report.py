@@ -88,7 +88,7 @@ def test_best_is_bold_second_underlined_and_the_gain_relative(reported: Path, da
     shown = {name: f"{100 * mean[name]:.2f} ± {100 * np.std(by_seed[name], ddof=1):.2f}" for name in PLACES}
     assert rows["good"][metric] == f"**{shown['good']}** ({100 * (mean['good'] / mean['fair'] - 1):+.1f} %) \\*"
     assert rows["fair"][metric] == f"<u>{shown['fair']}</u>" and rows["poor"][metric] == shown["poor"]
-    assert list(rows)[-2:] == ["most popular", "popular in 24 h"]
+    assert list(rows)[-3:] == ["most popular", "popular in 24 h", "popular in 1 h"]
     kept = json.loads((reported / "baselines.json").read_text())["metrics"]
     assert rows["most popular"][metric] == f"{100 * kept['most popular']['MRR']:.2f}"
 

@@ -1,4 +1,4 @@
-"""The two baselines that stand in every table: what is popular, over all and just before t_now.
+"""The baselines that stand in every table: what is popular, over all and in the last day and hour before t_now.
 
 Shapes: B users of a batch, V items, T events in the order of time.
 """
@@ -12,12 +12,15 @@ from trope.data.sequences import EvalBatch, Sequences
 from trope.evaluate import Scorer
 from trope.ranking import TileScores
 
-HOURS = 24
+MOST_POPULAR = "most popular"
+RECENT = {"popular in 24 h": 24, "popular in 1 h": 1}
+NAMES = (MOST_POPULAR, *RECENT)
 
 
 def baselines(data: Sequences, split: str) -> dict[str, Scorer]:
-    """Both by the name they have in tables, to be ranked by `trope.evaluate.rank_users`."""
-    return {"most popular": MostPopular(data), f"popular in {HOURS} h": RecentlyPopular(data, split)}
+    """By the name they have in tables, to be ranked by `trope.evaluate.rank_users`."""
+    recent = {name: RecentlyPopular(data, split, hours) for name, hours in RECENT.items()}
+    return {MOST_POPULAR: MostPopular(data), **recent}
 
 
 class MostPopular:
@@ -40,7 +43,7 @@ class RecentlyPopular:
     data: the store; split: valid or test; hours: length of the window.
     """
 
-    def __init__(self, data: Sequences, split: str, hours: int = HOURS) -> None:
+    def __init__(self, data: Sequences, split: str, hours: int) -> None:
         events = _first_events(data, data.train_end if split == "valid" else data.test_start)
         self.times_T, order = torch.sort(data.times[events])
         self.items_T = data.items[events][order].long()

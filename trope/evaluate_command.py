@@ -1,4 +1,4 @@
-"""The command `trope evaluate`: a run's best model and two baselines, ranked alike, in one table."""
+"""The command `trope evaluate`: a run's best model and popularity baselines, ranked alike, in one table."""
 
 from __future__ import annotations
 

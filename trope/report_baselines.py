@@ -1,4 +1,4 @@
-"""The two popularity baselines of a report, ranked once for a dataset and kept in baselines.json beside the runs."""
+"""The popularity baselines of a report, ranked once for a dataset and kept in baselines.json beside the runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from trope.baselines import baselines
+from trope.baselines import NAMES, baselines
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.distributed import process_group
@@ -18,12 +18,12 @@ NAME = "baselines.json"
 
 
 def baseline_metrics(data: Sequences, config: Config, out: Path, device: str) -> dict[str, dict[str, float]]:
-    """Test metrics of both baselines as fractions, ranked as the config says."""
+    """Test metrics of the baselines as fractions, ranked as the config says."""
     about = asdict(About.of(data, "test", config))
     path = out / NAME
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found["about"] == about:
+        if found["about"] == about and tuple(found["metrics"]) == NAMES:
             return found["metrics"]
     with process_group(device) as group:
         store = data.to(group.device)
