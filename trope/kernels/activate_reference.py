@@ -47,8 +47,8 @@ def activate(
     interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """u, v, q, k, each [T, H, D]; float64 stays float64, everything else is computed in float32 and rounded once."""
-    pre_T4HD = pre_TF.unflatten(1, (4, heads, -1))
-    x = pre_T4HD[:, 1:]
+    # A split and no slices: its backward is one concatenation, where each slice would fill a gradient with zeros.
+    u, x = pre_TF.unflatten(1, (4, heads, -1)).split((1, 3), dim=1)
     v, q, k = F.silu(x if x.dtype == torch.float64 else x.float()).unbind(1)
     if turns is not None:
         assert coords_q_CT is not None and coords_k_CT is not None, "planes turn by coordinates"
@@ -57,4 +57,4 @@ def activate(
             coords_q_CT, coords_k_CT = coords_q_CT - turns.origin, coords_k_CT - turns.origin
         q = rotate_by(q[None], coords_q_CT[:, None], freqs_q_CP, turns.betas, interleaved)[0]
         k = rotate_by(k[None], coords_k_CT[:, None], freqs_k_CP, turns.betas, interleaved)[0]
-    return pre_T4HD[:, 0], v.to(pre_TF.dtype), q.to(pre_TF.dtype), k.to(pre_TF.dtype)
+    return u.squeeze(1), v.to(pre_TF.dtype), q.to(pre_TF.dtype), k.to(pre_TF.dtype)
