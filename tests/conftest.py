@@ -1,7 +1,7 @@
 """Shared by all tests. Without a GPU the kernels run in Triton's interpreter, which must be said before they load."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -13,6 +13,11 @@ import pytest
 torch.set_num_threads(1)  # tensors are tiny here: threads would only wait for each other
 
 SECONDS = (1_500_000_000, 1_600_000_000)  # real timestamps: July 2017 to September 2020
+
+
+def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that only a CUDA device can run; `pytest -m gpu` selects them."""
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
 
 
 @pytest.fixture(params=["cuda"] if torch.cuda.is_available() else ["cpu"])

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from conftest import on_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,8 +60,7 @@ def test_counts_equal_the_reference(users, items, width, positives, left_out, de
     Problem(users, items, width, device, positives, left_out).check()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_gpu
 @pytest.mark.parametrize(("items", "width"), [(5_000, 512), (20_001, 128), (3_000, 50)])
 def test_counts_equal_the_reference_on_tensor_cores(items, width):
     """At full size and in full tiles; the random model's positives have hundreds of near items each."""
@@ -193,9 +193,8 @@ def test_small_whole_numbers_rank_as_fractions_do(scores, user, data):
         assert (int(better), int(ties)) == expected, backend
 
 
+@on_gpu
 def test_more_items_than_32_bit_offsets_reach():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device's memory")
     items = torch.zeros(2**22 + 3, 512, device="cuda")
     items[-1, 0] = items[-2, 1] = 1
     better, ties = places(

@@ -67,21 +67,32 @@ def test_a_refit_replays_epochs_and_learning_rates(refitted: Path) -> None:
     assert "refit" not in dict(run_report._training({**metrics, "refit": False}, asdict(tiny().train)))
 
 
-def test_the_learning_rate_falls_in_both(refitted: Path) -> None:
-    assert state_of(refitted)["factors"][-1] < 1, "this test wants a run whose learning rate falls"
+def test_settled_learning_rates_are_followed(data: Sequences, tmp_path: Path) -> None:
+    """The same weights as from a loop that sets them by hand."""
+    factors, config, both = (1.0, 0.5, 0.125), tiny(), data.with_validation()
+    with process_group("cpu") as group:
+        followed = Trainer(both, config, tmp_path / "followed", group, True, factors)
+        while not followed.is_finished:
+            one_epoch(followed)
+        by_hand = Trainer(both, config, tmp_path / "by-hand", group, True, [1.0] * len(factors))
+        first = [float(entry["lr"]) for entry in by_hand.optimizer.param_groups]
+        for epoch, factor in enumerate(factors):
+            for entry, rate in zip(by_hand.optimizer.param_groups, first, strict=True):
+                entry["lr"] = factor * rate
+            for _ in range(by_hand.feed.steps):
+                by_hand.step()
+            by_hand.state.epoch, by_hand.state.index = epoch + 1, 0
+    assert followed.state.factors == pytest.approx(factors) and followed.state.best is None
+    for ours, theirs in zip(followed.model.parameters(), by_hand.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_the_model_is_that_of_a_training_on_both(data: Sequences, refitted: Path, tmp_path: Path) -> None:
     factors = state_of(refitted)["factors"][: state_of(refitted)["best_epoch"]]
-    config = tiny(*SETTINGS)
     with process_group("cpu") as group:
-        trainer = Trainer(data.with_validation(), config, tmp_path, group, True, factors)
-        for epoch, factor in enumerate(factors):
-            trainer._take_factor(factor)
-            for index in range(trainer.feed.steps):
-                assert (trainer.state.epoch, trainer.state.index) == (epoch, index)
-                trainer.step()
-            trainer.state.epoch, trainer.state.index = epoch + 1, 0
+        trainer = Trainer(data.with_validation(), tiny(*SETTINGS), tmp_path / "again", group, True, factors)
+        while not trainer.is_finished:
+            one_epoch(trainer)
     found = SequentialRecommender.from_pretrained(refitted / "best").state_dict()
     for name, value in trainer.model.state_dict().items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=name)

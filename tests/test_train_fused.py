@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 import torch
+from conftest import on_gpu
 from torch import Tensor
 
 from trope import train_fused, train_step
@@ -223,11 +223,6 @@ def test_the_same_seed_gives_the_same_steps_wherever_it_begins(settings: tuple[s
         assert torch.equal(ours, theirs)
 
 
-def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
-    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-    return pytest.mark.gpu(skip(test))
-
-
 def losses(config: Config, data: Sequences, device: str, is_bf16: bool, plain: bool) -> Tensor:
     """Of 200 steps from the same start, with the same negatives: by the fused step, or by plain PyTorch."""
     torch.manual_seed(0)
@@ -267,6 +262,7 @@ def test_two_hundred_steps_agree_with_the_reference(name: str, table_state: str)
     )
     # Softmax attention does not feel its keys' bias, which Adam moves by rounding alone: those trainings drift apart.
     assert exact.max() < (1e-3 if name.startswith("hstu") else 0.03)
+    # In bf16 plain PyTorch, too, is further away with softmax attention (results/parity-h200.csv).
     assert fused[:20].max() < (0.02 if name.startswith("hstu") else 0.04) and fused.mean() < 2 * plain.mean() + 0.005
 
 

@@ -143,9 +143,7 @@ class Trainer:
         self.guard = Guard(self.model, group.device, self.state.step)
         self.loss_sum = torch.tensor(self.state.loss_sum, dtype=torch.float64, device=group.device)
         self.fused = self._fused_step() if is_fused(config, group) else None
-        if factors is not None and not self.is_finished:
-            # Of a refit that had ended, the checkpoint has the last epoch's; there may be more epochs since.
-            self._take_factor(factors[self.state.epoch])
+        self._follow_factors()  # a checkpoint may be of a refit that had ended, and there may be more epochs since
         group.wait()  # everyone has read the checkpoint before the first process may remove it
         if group.is_first:
             self.checkpoints.tidy()
@@ -234,7 +232,7 @@ class Trainer:
         state.factors.append(float(self.optimizer.param_groups[0]["lr"]) / self._first_rates[0])
         metrics: dict[str, float] = {}
         if self.factors is not None:
-            self._take_factor(self.factors[min(state.epoch, self.epochs - 1)])
+            self._follow_factors()
         elif state.epoch % train.eval_every == 0 or state.epoch == train.epochs:
             metrics = evaluate(self.model, self.data, "valid", self.config.eval, self.config.model.max_len).metrics
             score = self.group.first_says(metrics[CRITERION])
@@ -254,9 +252,12 @@ class Trainer:
         if self.group.is_first:
             self.model.save_pretrained(run / BEST)
 
-    def _take_factor(self, factor: float) -> None:
-        set_learning_rates(self.optimizer, [factor * rate for rate in self._first_rates])
-        self._tell_rates()
+    def _follow_factors(self) -> None:
+        """Where learning rates are settled, take that of the epoch to come."""
+        if self.factors is not None and not self.is_finished:
+            factor = self.factors[self.state.epoch]
+            set_learning_rates(self.optimizer, [factor * rate for rate in self._first_rates])
+            self._tell_rates()
 
     def _tell_rates(self) -> None:
         if self.fused is not None:
