@@ -132,13 +132,38 @@ def test_jitter_moves_histories_by_whole_periods_in_training_only(period: str, r
     assert torch.equal(encode(), encode())
     offsets = torch.tensor([0, 6, 10, 16])
     for spans, tokens in ((Spans.padded(lengths, 6), 18), (Spans.jagged(offsets, 6), 16)):
-        found = [model._jitter(spans, torch.zeros(tokens, dtype=torch.int64)) for _ in range(20)]
+        found = [model._moved(spans, torch.zeros(tokens, dtype=torch.int64)) for _ in range(20)]
         for moved in found:  # all events of a history alike
             for start, length in zip(spans.starts_B, spans.lengths_B, strict=True):
                 assert len(moved[start : start + length].unique()) == 1
         moves = torch.cat(found).double() / PERIODS[period]
         assert (moves - moves.round()).abs().max() < 1e-4
         assert len(moves.round().unique()) > 3 and moves.abs().max() <= (span[1] - span[0]) / 2 / PERIODS[period] + 1
+
+
+def test_blur_moves_each_history_by_a_share_of_the_span_and_only_in_training() -> None:
+    span = (1_300_000_000, 1_600_000_000)
+    settings = ("model.width=8", "model.heads=1", "model.head_dim=8", "model.max_len=6", "model.dropout=0")
+    model = SequentialRecommender(
+        preset("hstu-trope", [*settings, "model.gate_floor=none", "rotary.blur=0.01"]), 50, span
+    )
+    spans = Spans.padded(torch.full((4096,), 6), 6)
+    moved = model._moved(spans, torch.zeros(4096 * 6, dtype=torch.int64)).view(4096, 6)
+    assert (moved == moved[:, :1]).all(), "gaps stay"
+    shares = moved[:, 0].double() / (span[1] - span[0])
+    assert abs(float(shares.mean())) < 0.001 and 0.0095 < float(shares.std()) < 0.0105
+    items, times = torch.arange(1, 7)[None], 1_400_000_000 + 86_400 * torch.arange(6)[None]
+    with torch.no_grad():
+        trained, again = (model.encode(items, times, torch.tensor([6])) for _ in range(2))
+        model.eval()
+        served = [model.encode(items, times, torch.tensor([6])) for _ in range(2)]
+    assert not torch.allclose(trained, again, atol=1e-4)
+    assert torch.equal(*served)
+
+
+def test_blur_is_a_share() -> None:
+    with pytest.raises(ValueError, match=r"rotary.blur must not be negative"):
+        preset("hstu-trope", ["rotary.blur=-0.1"])
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ class RotaryConfig:
     beta_min, beta_max: ends of the geometric bank in seconds; none for the paper's 1e2 and 1e8 (TRoPE).
     jitter: in training every history is moved by a random number of whole days, weeks or years, so that the date itself
         cannot be learned by heart; gaps stay (TRoPE).
+    blur: in training every history is moved by a normal draw whose deviation is this share of the training data's time
+        span: what is learned of a moment holds for its neighbourhood, also beyond the last event; gaps stay (TRoPE).
     bank, conditioning, phase: geometric or calendar; span or paper; exact or fp32 (TRoPE).
     fusion, time_share, unit: how TO-RoPE divides planes between time and index.
     """
@@ -49,6 +51,7 @@ class RotaryConfig:
     beta_min: float | None = None
     beta_max: float | None = None
     jitter: Literal["none", "day", "week", "year"] = "none"
+    blur: float = 0.0
     bank: Literal["geometric", "calendar"] = "geometric"
     conditioning: Literal["span", "paper"] = "span"
     phase: Literal["exact", "fp32"] = "exact"
@@ -192,6 +195,7 @@ def _check(config: Config) -> None:
     not_negative = {
         "train.weight_decay": train.weight_decay, "train.frequency_lr": train.frequency_lr, "train.clip": train.clip,
         "train.patience": train.patience, "train.early_stop": train.early_stop, "train.min_epochs": train.min_epochs,
+        "rotary.blur": config.rotary.blur,
     }  # fmt: skip
     for path, value in not_negative.items():
         if not value >= 0:

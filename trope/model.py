@@ -156,8 +156,8 @@ class SequentialRecommender(nn.Module):
     ) -> Context:
         model, device = self.config.model, x_TE.device.type
         rotary = first_rotary(self.blocks)
-        if self.training and self.config.rotary.jitter != "none":
-            moved_T = self._jitter(spans, times_T)
+        if self.training and (self.config.rotary.jitter != "none" or self.config.rotary.blur):
+            moved_T = self._moved(spans, times_T)
             times_T, query_times_T = times_T + moved_T, query_times_T + moved_T  # gaps stay as they were
         coords = None if rotary is None else self._coordinates(rotary, times_T, query_times_T, index_T)
         gaps = intervals = None
@@ -173,15 +173,24 @@ class SequentialRecommender(nn.Module):
             seed = torch.randint(2**62, (1,), device=x_TE.device)
         return Context(spans, coords, gaps, intervals, seed, dtype)
 
-    def _jitter(self, spans: Spans, times_T: Tensor) -> Tensor:
-        """Seconds to move each history by: a random number of whole periods, at most half the time span either way."""
-        first, last = self.time_span
-        period = PERIODS[self.config.rotary.jitter]
-        most = max(1, int((last - first) / 2 / period))
-        periods_B = torch.randint(-most, most + 1, spans.starts_B.shape, device=times_T.device)
-        token_T = torch.arange(len(times_T), device=times_T.device)
-        row_T = spans.row_of(token_T).clamp(max=len(periods_B) - 1)
-        return (periods_B.double() * period).long()[row_T]
+    def _moved(self, spans: Spans, times_T: Tensor) -> Tensor:
+        """Seconds to move each history by in training, so that its date is not learned by heart, int64 [T].
+
+        `rotary.jitter`: a random number of whole periods, at most half the time span either way. `rotary.blur`: a
+        normal draw whose deviation is that share of the time span.
+        """
+        rotary, span = self.config.rotary, self.time_span[1] - self.time_span[0]
+        shape, device = spans.starts_B.shape, times_T.device
+        seconds_B = torch.zeros(shape, dtype=torch.float64, device=device)
+        if rotary.jitter != "none":
+            period = PERIODS[rotary.jitter]
+            most = max(1, int(span / 2 / period))
+            seconds_B += torch.randint(-most, most + 1, shape, device=device).double() * period
+        if rotary.blur:
+            seconds_B += torch.randn(shape, device=device).double() * (rotary.blur * span)
+        token_T = torch.arange(len(times_T), device=device)
+        row_T = spans.row_of(token_T).clamp(max=len(seconds_B) - 1)
+        return seconds_B.long()[row_T]
 
     def _coordinates(
         self, rotary: Rotation, times_T: Tensor, query_times_T: Tensor, index_T: Tensor
