@@ -24,6 +24,7 @@ from trope.train_optimizer import make_optimizer
 from trope.train_step import Feed, Objective
 
 CPU = torch.device("cpu")
+DAY = 86_400
 TINY = SHAPES["tiny"]
 
 
@@ -119,9 +120,18 @@ def test_steps_with_shared_negatives_are_the_plain_steps(settings: tuple[str, ..
     assert_same_steps(TINY.config(name, "model.dropout=0", "train.negatives=8", f"train.clip={clip}", *settings))
 
 
-def assert_same_steps(config: Config) -> None:
+@pytest.mark.parametrize("name", ["hstu-trope", "hstu-time", "tisasrec"])
+@pytest.mark.usefixtures("same_negatives")
+def test_steps_towards_the_next_moment_are_the_plain_steps(name: str) -> None:
+    data = generate(TINY, users=60, full=False, device=CPU)
+    days = Sequences.leave_one_out(data.items, data.times // DAY * DAY, data.offsets, TINY.items, data.path)
+    assert (days.times.diff() == 0).float().mean() > 0.2
+    assert_same_steps(TINY.config(name, "model.dropout=0", "train.negatives=8", "model.predicts=next-moment"), days)
+
+
+def assert_same_steps(config: Config, data: Sequences | None = None) -> None:
     """Three fused steps against three plain ones: losses, norms, parameters and the table's moments."""
-    data = generate(TINY, users=40, full=False, device=CPU)
+    data = generate(TINY, users=40, full=False, device=CPU) if data is None else data
     plain, fused = Parts(config, data), Parts(config, data)
     step = fused.fused()
     total = 0.0

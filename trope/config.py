@@ -67,6 +67,9 @@ class ModelConfig:
     block: hstu, sasrec or tisasrec.
     width, blocks, heads, head_dim: E, number of blocks, H, D (sasrec and tisasrec need heads * head_dim = width).
     max_len: L, the longest history.
+    predicts: what an event speaks for. next-event: the next one, as in the paper. next-moment: one of the user's events
+        at the next later time, drawn anew each epoch, seen from that time; for baskets, whose lines share a time and
+        have no order but the file's.
     dropout: everywhere the paper has one.
     position_bias, time_bias: HSTU's relative attention bias by position and by bucketed time gap.
     time_buckets: of the time bias, one more for everything longer.
@@ -82,6 +85,7 @@ class ModelConfig:
     heads: int = 4
     head_dim: int = 128
     max_len: int = 50
+    predicts: Literal["next-event", "next-moment"] = "next-event"
     dropout: float = 0.2
     position_bias: bool = True
     time_bias: bool = True

@@ -38,7 +38,9 @@ def attention_maps(model: SequentialRecommender, batch: EvalBatch) -> list[Tenso
     try:
         with torch.no_grad():
             model.encode(batch.items, batch.times, batch.lengths, batch.t_now)
-            looking_from = query_times(batch.times, batch.lengths, batch.t_now, check_values=False)
+            looking_from = query_times(
+                batch.times, batch.lengths, batch.t_now, check_values=False, later=model.looks_later
+            )
             return [_map(module, inputs, batch.times, looking_from) for module, inputs in seen]
     finally:
         for hook in hooks:

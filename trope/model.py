@@ -61,6 +61,11 @@ class SequentialRecommender(nn.Module):
         self.blocks = make_blocks(config, time_span)
         self.norm = nn.LayerNorm(model.width) if model.block != "hstu" else nn.Identity()
 
+    @property
+    def looks_later(self) -> bool:
+        """Whether events of one time look from the next later one: `query_times(…, later=…)`."""
+        return self.config.model.predicts == "next-moment"
+
     def encode(self, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor, t_now_B: Tensor | None = None) -> Tensor:
         """Unit vectors [B, L, E], float32; position m speaks for event m + 1, the last valid one for `t_now_B`.
 
@@ -73,7 +78,7 @@ class SequentialRecommender(nn.Module):
         B, L = items_BL.shape
         self._check_len(L)
         spans = Spans.padded(lengths_B, L)
-        looking_from_BL = query_times(times_BL, lengths_B, t_now_B, check_values=False)
+        looking_from_BL = query_times(times_BL, lengths_B, t_now_B, check_values=False, later=self.looks_later)
         index_BL = torch.arange(L, device=items_BL.device).expand(B, L)
         x_BLE = self._embed(items_BL, None if self.positions is None else self.positions.weight[:L])
         out_TE = self.run(x_BLE.flatten(0, 1), spans, times_BL.flatten(), looking_from_BL.flatten(), index_BL.flatten())
@@ -96,7 +101,9 @@ class SequentialRecommender(nn.Module):
             items, times = (x.new_zeros(shape).index_put((row_T, index_T), x) for x in (items_T, times_T))
             return self.encode(items, times, lengths_B, t_now_B)[row_T, index_T]
         assert self.positions is not None
-        looking_from_T = query_times(times_T, t_now=t_now_B, offsets=offsets, check_values=False)
+        looking_from_T = query_times(
+            times_T, t_now=t_now_B, offsets=offsets, check_values=False, later=self.looks_later
+        )
         x_TE = self._embed(items_T, self.positions(index_T))
         spans = Spans.jagged(offsets, self.config.model.max_len)
         return self.normalise(self.run(x_TE, spans, times_T, looking_from_T, index_T))

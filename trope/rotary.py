@@ -68,6 +68,7 @@ def query_times(
     offsets: Tensor | None = None,
     allow_past: bool = False,
     check_values: bool = True,
+    later: bool = False,
 ) -> Tensor:
     """The time each query looks from: the next event's; for a sequence's last event `t_now`, or its own without one.
 
@@ -81,11 +82,22 @@ def query_times(
         offsets: [B + 1] where each jagged sequence begins.
         allow_past: accept a `t_now` before the last event.
         check_values: read the times to refuse bad ones.
+        later: the next *later* time instead, for events that share one, such as the lines of a basket.
     """
     validate.check_events(times, lengths, offsets, t_now)
     if check_values and validate.can_read_values(times):
         validate.check_event_values(times, lengths, offsets, t_now, allow_past)
-    return _shift(times, lengths, t_now, offsets)
+    shifted = _shift(times, lengths, t_now, offsets)
+    if not later:
+        return shifted
+    # From each event on, the first one that looks at another time than its own, or is its sequence's last.
+    index = torch.arange(times.shape[-1], device=times.device)
+    if offsets is not None:
+        ends_here = index + 1 == offsets[sequence_of(index, offsets) + 1]
+    else:
+        ends_here = index >= (times.shape[1] - 1 if lengths is None else lengths[:, None] - 1)
+    place = torch.where((shifted > times) | ends_here, index, times.shape[-1] - 1)
+    return shifted.gather(-1, place.flip(-1).cummin(-1).values.flip(-1))
 
 
 def _shift(times: Tensor, lengths: Tensor | None, t_now: Tensor | None, offsets: Tensor | None) -> Tensor:

@@ -91,7 +91,8 @@ class FusedStep:
         self.device = data.device
         windows = feed.windows
         order_W = torch.zeros(len(windows.starts), dtype=torch.int64, device=self.device)
-        self.source = Source(data.items, data.times, windows.starts, windows.ends, order_W)
+        following = None if feed.moments is None else torch.zeros_like(feed.moments.first)
+        self.source = Source(data.items, data.times, windows.starts, windows.ends, order_W, following)
         self.cursor, self.seed = (torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(2))
         self.table = model.items.weight
         self.unit_VE = unit_vectors(self.table.detach(), torch.bfloat16 if is_bf16 else torch.float32, backend)
@@ -129,6 +130,8 @@ class FusedStep:
         """Batch `index` of an epoch; `step` counts through all epochs."""
         if epoch != self._epoch or index != self._next:
             self.source.order_W.copy_(self.feed.order(epoch))
+            if self.source.following is not None and self.feed.following is not None:
+                self.source.following.copy_(self.feed.following)
             self.cursor.fill_(index * self.config.train.batch)
         self._epoch, self._next = epoch, index + 1
         plan = self._plan(self.feed.tokens(epoch, index))

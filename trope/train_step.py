@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trope.config import Config
+from trope.data.moments import next_moments
 from trope.data.sequences import Batch, Sequences, Windows
 from trope.distributed import Group
 from trope.loss import Negatives, draw_negatives, token_losses
@@ -43,14 +44,18 @@ class Feed:
 
     def __init__(self, data: Sequences, config: Config, group: Group) -> None:
         self.data, self.config, self.group = data, config, group
-        self.windows = data.train_windows(config.model.max_len, config.train.stride)
+        self.moments = next_moments(data) if config.model.predicts == "next-moment" else None
+        lengths_U = None if self.moments is None else self.moments.inputs + 1  # a window's last event is no input
+        self.windows = data.train_windows(config.model.max_len, config.train.stride, lengths_U)
         # On the host too: how many targets a batch has must be known without asking the device.
         self._lengths_W = (self.windows.ends - self.windows.starts - 1).cpu()
         if not len(self._lengths_W):
-            raise ValueError(f"{data.path} has no user with two training events; nothing can be learned from it")
+            what = "training events" if self.moments is None else "moments to train on"
+            raise ValueError(f"{data.path} has no user with two {what}; nothing can be learned from it")
         self.steps = math.ceil(len(self._lengths_W) / config.train.batch)
         self._generator = torch.Generator(data.device)
         self.share_V = _item_shares(data) if config.train.logq else None
+        self.following: Tensor | None = None  # the target of each event in this epoch, where it is not the next
         self._epoch = -1
 
     def order(self, epoch: int) -> Tensor:
@@ -78,10 +83,10 @@ class Feed:
             first, last, share = 0, 1, 0.0
         mine = slice(first, last)
         token_first, token_last = ends[first] - int(lengths[first]), ends[last - 1]
-        batch = self.data.cut(Windows(windows.starts[mine], windows.ends[mine]), max_len)
+        batch = self.data.cut(Windows(windows.starts[mine], windows.ends[mine]), max_len, self.following)
         places_T = _valid_places(batch.lengths, token_last - token_first, max_len)
         # Negatives are drawn for the global batch, from its unique items too, and each process keeps its own rows.
-        whole = batch if self.group.size == 1 else self.data.cut(windows, max_len)
+        whole = batch if self.group.size == 1 else self.data.cut(windows, max_len, self.following)
         all_places = places_T if self.group.size == 1 else _valid_places(whole.lengths, ends[-1], max_len)
         self._generator.manual_seed(seed_for(train.seed, "negatives", step))
         negatives = draw_negatives(
@@ -97,6 +102,9 @@ class Feed:
         self._epoch, self._ordered_lengths_W = epoch, self._lengths_W[order]
         self._order = order.to(self.data.device)
         self._tokens = [int(part.sum()) for part in self._ordered_lengths_W.split(self.config.train.batch)]
+        if self.moments is not None:
+            self._generator.manual_seed(seed_for(self.config.train.seed, "targets", epoch))
+            self.following = self.moments.draw(self._generator)
 
 
 class Objective(nn.Module):

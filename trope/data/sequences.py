@@ -157,16 +157,17 @@ class Sequences:
         """Original `user_ids`, `item_ids` (position 0 is dense item 1), `item_names` or `basket_ids`, if stored."""
         return files.read_ids(self.path, name, self.meta, verify=False)
 
-    def train_windows(self, max_len: int, stride: int | None = None) -> Windows:
+    def train_windows(self, max_len: int, stride: int | None = None, lengths: torch.Tensor | None = None) -> Windows:
         """Windows of up to `max_len` + 1 training events.
 
         stride: None for one window per user, its last events; a number for all windows, every `stride` events back
         from the last. With `stride=max_len` every training event but a user's first is a target exactly once.
+        lengths: [U] how many of each user's events to cut from, instead of all its training events.
         """
         _check_len(max_len)
         if stride is not None and not 1 <= stride <= max_len:
             raise ValueError(f"stride must be from 1 to max_len {max_len} so that no event is skipped, got {stride}")
-        begins, lengths = self.offsets[:-1], self.train_end.long()
+        begins, lengths = self.offsets[:-1], self.train_end.long() if lengths is None else lengths
         # A window needs one input and one target.
         counts = (lengths >= 2).long()
         if stride is not None:
@@ -176,20 +177,20 @@ class Sequences:
         ends = begins[users] + lengths[users] - steps_back * (stride or 0)
         return Windows(torch.maximum(begins[users], ends - (max_len + 1)), ends)
 
-    def cut(self, windows: Windows, max_len: int) -> Batch:
-        """The padded batch of some windows."""
+    def cut(self, windows: Windows, max_len: int, following: torch.Tensor | None = None) -> Batch:
+        """The padded batch of some windows; following: [N] the event that is each one's target, instead of the next."""
         # L+1 events at once: the inputs are the first L of them, the targets the last L.
         places = torch.arange(max_len + 1, device=self.device)
         where = torch.minimum(windows.starts[:, None] + places, windows.ends[:, None] - 1)
-        items, times = self.items[where].long(), self.times[where]
+        inputs, targets = where[:, :-1], where[:, 1:] if following is None else following[where[:, :-1]]
         lengths = windows.ends - windows.starts - 1
         padding = places[:-1] >= lengths[:, None]
         return Batch(
-            items[:, :-1].masked_fill(padding, 0),
-            times[:, :-1],
+            self.items[inputs].long().masked_fill(padding, 0),
+            self.times[inputs],
             lengths,
-            items[:, 1:].masked_fill(padding, 0),
-            times[:, 1:],
+            self.items[targets].long().masked_fill(padding, 0),
+            self.times[targets],
         )
 
     def cut_jagged(self, windows: Windows) -> Jagged:

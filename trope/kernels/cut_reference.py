@@ -16,7 +16,8 @@ from trope.kernels.spans import Spans
 class Source(NamedTuple):
     """Where batches are cut from: all events one behind the other, and the windows, in the order of an epoch.
 
-    A window is the events starts[w] .. ends[w]; the last of them is a target only.
+    A window is the events starts[w] .. ends[w]; the last of them is a target only. The target of an event is the one
+    behind it, or the one that `following` names.
     """
 
     items: Tensor  # int32
@@ -24,6 +25,7 @@ class Source(NamedTuple):
     starts_W: Tensor  # int64
     ends_W: Tensor  # int64
     order_W: Tensor  # int64
+    following: Tensor | None = None  # int64, one for each event
 
 
 class Plan(NamedTuple):
@@ -48,7 +50,7 @@ class Tokens(NamedTuple):
 
     items_T: Tensor  # int32
     times_T: Tensor  # int64
-    query_times_T: Tensor  # int64, the next event's
+    query_times_T: Tensor  # int64, the target's
     index_T: Tensor  # int32, place in the row
     candidates_TC: Tensor  # int32; column 0 is the target, the others are not written
     spans: Spans
@@ -80,7 +82,8 @@ def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
     # Padding inside a row repeats its last event.
     has_row_T = exists_B[row_T] if plan.is_padded else is_real_T
     event_T = torch.where(has_row_T, begins_B[row_T] + torch.minimum(index_T, lengths_B[row_T] - 1), 0)
-    following_T = torch.where(has_row_T, event_T + 1, 0)
+    following_T = event_T + 1 if source.following is None else source.following[event_T]
+    following_T = torch.where(has_row_T, following_T, 0)
     candidates_TC = torch.zeros((plan.tokens, plan.candidates), dtype=torch.int32, device=device)
     candidates_TC[:, 0] = torch.where(is_real_T, source.items[following_T], 0)
     return Tokens(

@@ -46,8 +46,9 @@ def _rows_kernel(
 
 @triton.jit
 def _tokens_kernel(
-    p_items, p_times, p_begins, p_first, p_lengths, p_out_items, p_out_times, p_query_times, p_index, p_candidates,
-    B, L, C, IS_PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    p_items, p_times, p_following, p_begins, p_first, p_lengths,
+    p_out_items, p_out_times, p_query_times, p_index, p_candidates,
+    B, L, C, IS_PADDED: tl.constexpr, IS_NAMED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0)
     o_l = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -61,9 +62,10 @@ def _tokens_kernel(
         m_event = m_real
     o_event = begin + tl.minimum(o_l, tl.maximum(length - 1, 0))
     b_item = tl.load(p_items + o_event, mask=m_real, other=0)
-    b_target = tl.load(p_items + o_event + 1, mask=m_real, other=0)
+    o_target = tl.load(p_following + o_event, mask=m_event, other=0) if IS_NAMED else o_event + 1
+    b_target = tl.load(p_items + o_target, mask=m_real, other=0)
     b_time = tl.load(p_times + o_event, mask=m_event, other=0)
-    b_query_time = tl.load(p_times + o_event + 1, mask=m_event, other=0)
+    b_query_time = tl.load(p_times + o_target, mask=m_event, other=0)
     o_t = tl.load(p_first + i_b) + o_l
     tl.store(p_out_items + o_t, b_item, mask=m_write)
     tl.store(p_out_times + o_t, b_time, mask=m_write)
@@ -92,8 +94,10 @@ def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
     candidates = new(plan.tokens, plan.candidates, dtype=torch.int32)
     block = min(256, triton.next_power_of_2(plan.max_len))
     _tokens_kernel[(rows, triton.cdiv(plan.max_len, block))](
-        source.items, source.times, begins, first, lengths, items, times, query_times, index, candidates,
-        plan.rows, plan.max_len, plan.candidates, IS_PADDED=plan.is_padded, BLOCK=block, num_warps=2,
+        source.items, source.times, source.times if source.following is None else source.following,
+        begins, first, lengths, items, times, query_times, index, candidates,
+        plan.rows, plan.max_len, plan.candidates,
+        IS_PADDED=plan.is_padded, IS_NAMED=source.following is not None, BLOCK=block, num_warps=2,
     )  # fmt: skip
     spans = Spans(first, lengths, plan.max_len, is_padded=plan.is_padded, is_complete=not plan.is_padded)
     return Tokens(items, times, query_times, index, candidates, spans, weight)
