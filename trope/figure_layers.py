@@ -34,7 +34,8 @@ def draw(view: RunView) -> Drawn:
     if not view.ropes:
         return unavailable(NAME, SUBJECT, view.why_no_ropes)
     batch = unpadded(example(view))
-    looking_from = query_times(batch.times, t_now=batch.t_now, check_values=False, later=model.looks_later)[0]
+    later = view.model.looks_later
+    looking_from = query_times(batch.times, t_now=batch.t_now, check_values=False, later=later)[0]
     strengths = [strength(rope) for rope in view.ropes]
     shown = select(strengths)
     parts = [geometry(view.ropes[block], batch.times[0], looking_from) for block in shown]
