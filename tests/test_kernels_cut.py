@@ -20,25 +20,23 @@ def make_source(lengths: list[int]) -> Source:
     return Source(items, times, ends - torch.tensor(lengths), ends, torch.randperm(len(lengths), generator=generator))
 
 
-@pytest.mark.parametrize("is_padded", [True, False])
 @pytest.mark.parametrize("lengths", [[2, 6, 3, 5, 2, 4, 6], [6] * 4, [2]])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_every_batch_of_an_epoch(backend: str, lengths: list[int], is_padded: bool) -> None:
+def test_every_batch_of_an_epoch(backend: str, lengths: list[int]) -> None:
     source, rows, max_len = make_source(lengths), 3, 5
     cursor = torch.zeros(1, dtype=torch.int64)
     for first in range(0, len(lengths), rows):
         chosen = source.order_W[first : first + rows].tolist()
         real = sum(lengths[w] - 1 for w in chosen)
-        plan = Plan(rows, max_len, rows * max_len if is_padded else real + 7, 4, is_padded, 0 if is_padded else 2)
+        plan = Plan(rows, max_len, real + 7, 4, spare_rows=2)
         got = cut_tokens(source, plan, cursor, backend=backend)  # type: ignore[arg-type]
         assert cursor.item() == first + rows
         assert got.weight.item() == pytest.approx(1 / real)
         place = 0
         for row, w in enumerate(chosen):
             length = lengths[w] - 1
-            start = row * max_len if is_padded else place
-            assert got.spans.starts_B[row] == start and got.spans.lengths_B[row] == length
-            here, event = slice(start, start + length), slice(int(source.starts_W[w]), int(source.ends_W[w]) - 1)
+            assert got.spans.starts_B[row] == place and got.spans.lengths_B[row] == length
+            here, event = slice(place, place + length), slice(int(source.starts_W[w]), int(source.ends_W[w]) - 1)
             following = slice(event.start + 1, event.stop + 1)
             assert torch.equal(got.items_T[here], source.items[event])
             assert torch.equal(got.times_T[here], source.times[event])
@@ -48,15 +46,14 @@ def test_every_batch_of_an_epoch(backend: str, lengths: list[int], is_padded: bo
             place += length
         is_real = got.items_T != 0
         assert is_real.sum() == real and (got.candidates_TC[~is_real, 0] == 0).all()
-        if not is_padded:  # every token belongs to some row, and padding to rows of its own
-            assert got.spans.lengths_B.sum() == plan.tokens and (got.spans.lengths_B <= max_len).all()
-            assert (got.times_T[~is_real] == 0).all()
+        # Every token belongs to some row, and padding to rows of its own.
+        assert got.spans.lengths_B.sum() == plan.tokens and (got.spans.lengths_B <= max_len).all()
+        assert (got.times_T[~is_real] == 0).all()
 
 
-@pytest.mark.parametrize("is_padded", [True, False])
-def test_the_kernel_is_the_reference(is_padded: bool) -> None:
+def test_the_kernel_is_the_reference() -> None:
     source = make_source([4, 2, 6, 5])
-    plan = Plan(3, 5, 15, 2, is_padded, 0 if is_padded else 3)
+    plan = Plan(3, 5, 15, 2, spare_rows=3)
     one, two = (
         [cut_tokens(source, plan, cursor, backend=backend) for _ in range(2)]  # type: ignore[arg-type]
         for backend, cursor in (

@@ -34,7 +34,7 @@ class Context:
 
     spans: where the sequences lie. coords: where queries and keys stand for the rotary encoding, two of [C, T].
     gaps: between times, for HSTU's time bias. intervals_BLL: TiSASRec's. seed: of dropout inside kernels, int64 [1].
-    dtype: of the products.
+    dtype: of the products. slots_T: where each token lies in a padded batch, flattened; None where tokens are one.
     """
 
     spans: Spans
@@ -43,10 +43,20 @@ class Context:
     intervals_BLL: Tensor | None
     seed: Tensor | None
     dtype: torch.dtype
+    slots_T: Tensor | None = None
 
     def padded(self, x_T: Tensor) -> Tensor:
-        """Flat tokens [T, ..] as a batch [B, L, ..]."""
-        return x_T.unflatten(0, (-1, self.spans.max_len))
+        """Flat tokens [T, ..] as a batch [B, L, ..]; what lies behind a row's last token is zero where it was none."""
+        shape = (len(self.spans.starts_B), self.spans.max_len)
+        if self.slots_T is not None:
+            # Each token has a slot of its own, so the gradient is a selection too, with nothing to add up.
+            x_T = x_T.new_zeros((shape[0] * shape[1], *x_T.shape[1:])).index_copy(0, self.slots_T, x_T)
+        return x_T.unflatten(0, shape)
+
+    def flat(self, x_BL: Tensor) -> Tensor:
+        """The tokens [T, ..] of a batch [B, L, ..]."""
+        x_T = x_BL.flatten(0, 1)
+        return x_T if self.slots_T is None else x_T.index_select(0, self.slots_T)
 
 
 def make_rotary(config: RotaryConfig, head_dim: int, time_span: tuple[int, int]) -> Rotation | None:
@@ -165,11 +175,11 @@ class CausalAttention(nn.Module):
     def forward(self, x_TE: Tensor, context: Context) -> Tensor:
         q, k, v = context.padded(self.qkv(x_TE)).unflatten(-1, (3, self.heads, -1)).unbind(2)
         if self.rotary is not None and context.coords is not None:
-            coords_q, coords_k = (coords.unflatten(1, (-1, context.spans.max_len)) for coords in context.coords)
+            coords_q, coords_k = (context.padded(coords.T).movedim(-1, 0) for coords in context.coords)
             q, k = self.rotary.rotate(q, k, coords_q, coords_k)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(x_TE.shape))
+        return self.out(context.flat(y.transpose(1, 2).flatten(2)))
 
 
 class IntervalTables(nn.Module):
@@ -215,7 +225,7 @@ class IntervalAttention(nn.Module):
         attention = self.dropout(scores.softmax(dim=-1)).to(v.dtype)
         by_interval = attention.new_zeros(B, self.heads, L, r_values.shape[1]).scatter_add(-1, index_BHLL, attention)
         y = attention @ v + by_interval @ r_values.to(v.dtype)
-        return self.out(y.transpose(1, 2).reshape(x_TE.shape))
+        return self.out(context.flat(y.transpose(1, 2).flatten(2)))
 
 
 def relative_intervals(times_BL: Tensor, most: int) -> Tensor:

@@ -90,21 +90,15 @@ class SequentialRecommender(nn.Module):
         return out_BLE[torch.arange(len(out_BLE), device=out_BLE.device), (lengths_B - 1).clamp(min=0)]
 
     def encode_jagged(self, items_T: Tensor, times_T: Tensor, offsets: Tensor, t_now_B: Tensor | None = None) -> Tensor:
-        """The same as `encode` on flat tokens, [T, E]. HSTU computes no padding; the Transformer blocks pad inside."""
+        """The same as `encode` on flat tokens, [T, E]. HSTU computes no padding; others pad for attention."""
         lengths_B = offsets.diff()
         self._check_len(int(lengths_B.max()) if len(lengths_B) else 0)
         token_T = torch.arange(len(items_T), device=items_T.device)
-        row_T = sequence_of(token_T, offsets)
-        index_T = token_T - offsets[row_T]
-        if self.config.model.block != "hstu":
-            shape = (len(lengths_B), int(lengths_B.max()) if len(lengths_B) else 0)
-            items, times = (x.new_zeros(shape).index_put((row_T, index_T), x) for x in (items_T, times_T))
-            return self.encode(items, times, lengths_B, t_now_B)[row_T, index_T]
-        assert self.positions is not None
+        index_T = token_T - offsets[sequence_of(token_T, offsets)]
         looking_from_T = query_times(
             times_T, t_now=t_now_B, offsets=offsets, check_values=False, later=self.looks_later
         )
-        x_TE = self._embed(items_T, self.positions(index_T))
+        x_TE = self._embed(items_T, None if self.positions is None else self.positions(index_T))
         spans = Spans.jagged(offsets, self.config.model.max_len)
         return self.normalise(self.run(x_TE, spans, times_T, looking_from_T, index_T))
 
@@ -117,7 +111,7 @@ class SequentialRecommender(nn.Module):
         index_T: Tensor,
         seed: Tensor | None = None,
     ) -> Tensor:
-        """All blocks over embedded tokens: raw outputs [T, E], not normalised; Transformer blocks need padded spans.
+        """All blocks over embedded tokens: raw outputs [T, E], not normalised.
 
         Args:
             x_TE: from `items` and `positions`.
@@ -172,13 +166,16 @@ class SequentialRecommender(nn.Module):
         if model.block == "hstu" and model.time_bias:
             gaps = time_gaps(times_T, query_times_T, spans, model.time_buckets, like=x_TE)
         if model.block == "tisasrec":
-            intervals = relative_intervals(times_T.view(-1, spans.max_len), model.intervals)
+            intervals = relative_intervals(times_T[spans.places()[0]], model.intervals)
         drops = model.block == "hstu" and self.training and model.dropout > 0
         if not drops or resolve_backend("auto", x_TE) == "torch":
             seed = None  # nothing to drop, or modules do
         elif seed is None:
             seed = torch.randint(2**62, (1,), device=x_TE.device)
-        return Context(spans, coords, gaps, intervals, seed, dtype)
+        slots_T = None
+        if model.block != "hstu" and not spans.is_padded:
+            slots_T = spans.row_of(torch.arange(len(times_T), device=times_T.device)) * spans.max_len + index_T
+        return Context(spans, coords, gaps, intervals, seed, dtype, slots_T)
 
     def _moved(self, spans: Spans, times_T: Tensor) -> Tensor:
         """Seconds to move each history by in training, so that its date is not learned by heart, int64 [T].

@@ -146,15 +146,13 @@ class FusedStep:
         return result
 
     def _plan(self, tokens: int) -> Plan:
-        """The smallest size that holds a batch. Transformer blocks take padded rows."""
+        """The smallest size that holds a batch."""
         model, train = self.config.model, self.config.train
         full, columns = train.batch * model.max_len, 1 if train.shared_negatives else 1 + train.negatives
-        if model.block != "hstu":
-            return Plan(train.batch, model.max_len, full, columns, is_padded=True)
         part = 16 * math.ceil(full / SIZES / 16)
         size = min(full, part * math.ceil(tokens / part))
         spare = 0 if size == tokens else math.ceil(part / model.max_len)
-        return Plan(train.batch, model.max_len, size, columns, is_padded=False, spare_rows=spare)
+        return Plan(train.batch, model.max_len, size, columns, spare)
 
     def _sow(self, seed: int) -> None:
         """Seed our kernels, and torch's generator for what is not ours: the Transformer blocks' dropout, and negatives

@@ -32,7 +32,6 @@ class Plan(NamedTuple):
     """The fixed shape of a batch.
 
     rows: B. max_len: L. tokens: T, at least what the rows hold. candidates: C, columns for the loss.
-    is_padded: every row takes L tokens; else rows lie one behind the other.
     spare_rows: rows without targets that take up the tokens which the batch leaves over, up to L each, so that every
         token belongs to some row.
     """
@@ -41,12 +40,11 @@ class Plan(NamedTuple):
     max_len: int
     tokens: int
     candidates: int
-    is_padded: bool
     spare_rows: int = 0
 
 
 class Tokens(NamedTuple):
-    """A batch. Padding has item 0, target 0 and time 0; in padded rows the time is the row's last."""
+    """A batch, rows one behind the other. What the batch leaves over has item 0, target 0 and time 0."""
 
     items_T: Tensor  # int32
     times_T: Tensor  # int64
@@ -67,29 +65,23 @@ def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
     lengths_B = torch.where(exists_B, source.ends_W[window_B] - begins_B - 1, 0)
     cursor += plan.rows
     total = lengths_B.sum()
-    if plan.is_padded:
-        spans = Spans.padded(lengths_B, plan.max_len)
-    else:
-        spare = torch.arange(plan.spare_rows, device=device) * plan.max_len
-        spare_lengths = (plan.tokens - total - spare).clamp(0, plan.max_len)
-        lengths = torch.cat((lengths_B, spare_lengths))
-        spans = Spans(lengths.cumsum(0) - lengths, lengths, plan.max_len, is_complete=True)
+    spare = torch.arange(plan.spare_rows, device=device) * plan.max_len
+    spare_lengths = (plan.tokens - total - spare).clamp(0, plan.max_len)
+    lengths = torch.cat((lengths_B, spare_lengths))
+    spans = Spans(lengths.cumsum(0) - lengths, lengths, plan.max_len, is_complete=True)
     token_T = torch.arange(plan.tokens, device=device)
     row_T = spans.row_of(token_T)
     index_T = token_T - spans.starts_B[row_T]
-    is_real_T = (row_T < plan.rows) & (index_T < spans.lengths_B[row_T])
-    row_T = row_T.clamp(max=plan.rows - 1)
-    # Padding inside a row repeats its last event.
-    has_row_T = exists_B[row_T] if plan.is_padded else is_real_T
-    event_T = torch.where(has_row_T, begins_B[row_T] + torch.minimum(index_T, lengths_B[row_T] - 1), 0)
+    is_real_T = row_T < plan.rows
+    event_T = torch.where(is_real_T, begins_B[row_T.clamp(max=plan.rows - 1)] + index_T, 0)
     following_T = event_T + 1 if source.following is None else source.following[event_T]
-    following_T = torch.where(has_row_T, following_T, 0)
+    following_T = torch.where(is_real_T, following_T, 0)
     candidates_TC = torch.zeros((plan.tokens, plan.candidates), dtype=torch.int32, device=device)
     candidates_TC[:, 0] = torch.where(is_real_T, source.items[following_T], 0)
     return Tokens(
         torch.where(is_real_T, source.items[event_T], 0).int(),
-        torch.where(has_row_T, source.times[event_T], 0),
-        torch.where(has_row_T, source.times[following_T], 0),
+        torch.where(is_real_T, source.times[event_T], 0),
+        torch.where(is_real_T, source.times[following_T], 0),
         index_T.int(),
         candidates_TC,
         spans,

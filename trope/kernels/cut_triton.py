@@ -17,9 +17,8 @@ from trope.kernels.spans import Spans
 
 @triton.jit
 def _rows_kernel(
-    p_order, p_starts, p_ends, p_cursor, p_begins, p_first, p_lengths, p_weight, W, B, ROWS, T, L,
-    IS_PADDED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    p_order, p_starts, p_ends, p_cursor, p_begins, p_first, p_lengths, p_weight, W, B, ROWS, T, L, BLOCK: tl.constexpr
+):
     """Which events each row holds and which tokens they become; one program for all rows."""
     cursor = tl.load(p_cursor)
     o_b = tl.arange(0, BLOCK)
@@ -29,13 +28,10 @@ def _rows_kernel(
     b_end = tl.load(p_ends + b_window, mask=m_b, other=1)
     b_length = tl.where(m_b, b_end - b_begin - 1, 0).to(tl.int32)
     total = tl.sum(b_length, axis=0)
-    if IS_PADDED:
-        b_first = o_b * L
-    else:
-        # The rows past the batch share the tokens that are left.
-        b_left = T - total - (o_b - B) * L
-        b_length = tl.where(o_b < B, b_length, tl.minimum(tl.maximum(b_left, 0), L))
-        b_first = tl.cumsum(b_length, axis=0) - b_length
+    # The rows past the batch share the tokens that are left.
+    b_left = T - total - (o_b - B) * L
+    b_length = tl.where(o_b < B, b_length, tl.minimum(tl.maximum(b_left, 0), L))
+    b_first = tl.cumsum(b_length, axis=0) - b_length
     m_row = o_b < ROWS
     tl.store(p_begins + o_b, b_begin, mask=m_row)
     tl.store(p_first + o_b, b_first.to(tl.int64), mask=m_row)
@@ -48,24 +44,19 @@ def _rows_kernel(
 def _tokens_kernel(
     p_items, p_times, p_following, p_begins, p_first, p_lengths,
     p_out_items, p_out_times, p_query_times, p_index, p_candidates,
-    B, L, C, IS_PADDED: tl.constexpr, IS_NAMED: tl.constexpr, BLOCK: tl.constexpr,
+    B, C, IS_NAMED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0)
     o_l = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     begin, length = tl.load(p_begins + i_b), tl.load(p_lengths + i_b)
-    m_real = (o_l < length) & (i_b < B)
-    if IS_PADDED:  # padding repeats the row's last event, a row without events is 0
-        m_write = o_l < L
-        m_event = m_write & (length > 0)
-    else:
-        m_write = o_l < length
-        m_event = m_real
-    o_event = begin + tl.minimum(o_l, tl.maximum(length - 1, 0))
+    m_write = o_l < length
+    m_real = m_write & (i_b < B)
+    o_event = begin + o_l
     b_item = tl.load(p_items + o_event, mask=m_real, other=0)
-    o_target = tl.load(p_following + o_event, mask=m_event, other=0) if IS_NAMED else o_event + 1
+    o_target = tl.load(p_following + o_event, mask=m_real, other=0) if IS_NAMED else o_event + 1
     b_target = tl.load(p_items + o_target, mask=m_real, other=0)
-    b_time = tl.load(p_times + o_event, mask=m_event, other=0)
-    b_query_time = tl.load(p_times + o_target, mask=m_event, other=0)
+    b_time = tl.load(p_times + o_event, mask=m_real, other=0)
+    b_query_time = tl.load(p_times + o_target, mask=m_real, other=0)
     o_t = tl.load(p_first + i_b) + o_l
     tl.store(p_out_items + o_t, b_item, mask=m_write)
     tl.store(p_out_times + o_t, b_time, mask=m_write)
@@ -87,7 +78,7 @@ def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
     _rows_kernel[(1,)](
         source.order_W, source.starts_W, source.ends_W, cursor, begins, first, lengths, weight,
         len(source.order_W), plan.rows, rows, plan.tokens, plan.max_len,
-        IS_PADDED=plan.is_padded, BLOCK=triton.next_power_of_2(rows), num_warps=4,
+        BLOCK=triton.next_power_of_2(rows), num_warps=4,
     )  # fmt: skip
     items, index = (new(plan.tokens, dtype=torch.int32) for _ in range(2))
     times, query_times = (new(plan.tokens, dtype=torch.int64) for _ in range(2))
@@ -96,8 +87,7 @@ def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
     _tokens_kernel[(rows, triton.cdiv(plan.max_len, block))](
         source.items, source.times, source.times if source.following is None else source.following,
         begins, first, lengths, items, times, query_times, index, candidates,
-        plan.rows, plan.max_len, plan.candidates,
-        IS_PADDED=plan.is_padded, IS_NAMED=source.following is not None, BLOCK=block, num_warps=2,
+        plan.rows, plan.candidates, IS_NAMED=source.following is not None, BLOCK=block, num_warps=2,
     )  # fmt: skip
-    spans = Spans(first, lengths, plan.max_len, is_padded=plan.is_padded, is_complete=not plan.is_padded)
+    spans = Spans(first, lengths, plan.max_len, is_complete=True)
     return Tokens(items, times, query_times, index, candidates, spans, weight)
