@@ -152,21 +152,26 @@ def test_an_epoch_has_every_window_once_in_an_order_of_its_own(data: Sequences) 
     assert not torch.equal(*orders)
 
 
+@pytest.mark.parametrize(("criterion", "other"), [("HR@10", "Recall@10"), ("NDCG@10", "HR@10")])
 def test_the_learning_rate_falls_on_a_plateau_and_training_stops_early(
-    data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    criterion: str, other: str, data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Validation is best in epoch 2 of at most 30; patience 2 reduces at the third stalled one, and stops after 5."""
-    scores = iter([0.1, 0.3, *[0.2] * 40])
+    """Validation is best in epoch 2 of at most 30; patience 2 reduces at the third stalled one, and stops after 5.
+
+    The metric that is not the criterion rises all the time, and is not asked.
+    """
+    scores, rising = iter([0.1, 0.3, *[0.2] * 40]), iter(np.linspace(0, 1, 50))
 
     class Fixed:
         users, offsets, ranks = np.array([0]), np.array([0, 1]), np.array([1.0])
         places = Places(np.array([0]), np.array([0]), offsets)
 
         def __init__(self, split: str) -> None:
-            self.metrics = {"HR@10": next(scores) if split == "valid" else 0.0}
+            self.metrics = {criterion: next(scores) if split == "valid" else 0.0, other: float(next(rising))}
 
     monkeypatch.setattr(training, "evaluate", lambda model, data, split, *rest: Fixed(split))
     settings = ("train.epochs=30", "train.patience=2", "train.early_stop=5", "train.factor=0.5")
+    settings = (*settings, f"train.criterion={criterion}")
     metrics = train(data, tiny(*settings), tmp_path / "run", "cpu", progress=False)
     assert (metrics["best_epoch"], metrics["epochs"]) == (2, 7)
     assert [row["lr"] for row in rows(tmp_path / "run")] == [1e-3, 1e-3, 1e-3, 1e-3, 5e-4, 5e-4, 5e-4]

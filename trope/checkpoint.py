@@ -41,8 +41,8 @@ class TrainState:
 
     epoch: epochs finished. index: steps done of the epoch under way. step: steps done in all.
     loss_sum: over the steps of the epoch under way.
-    best, best_epoch, best_metrics: validation HR@10 at its best, after which epoch, and all metrics there.
-    stalled: validations since the learning rate was last reduced or HR@10 last rose.
+    best, best_epoch, best_metrics: the criterion of validation at its best, after which epoch, and all metrics there.
+    stalled: validations since the learning rate was last reduced or the criterion last rose.
     learning_rates: of the optimiser's groups. factors: of each epoch, its learning rate over that of the config.
     seconds: spent so far.
     """

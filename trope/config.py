@@ -98,9 +98,11 @@ class ModelConfig:
 class TrainConfig:
     """The paper's recipe (appendix D) unless said otherwise.
 
-    epochs, min_epochs: at most and at least; early_stop: epochs without a better validation HR@10 before stopping.
+    epochs, min_epochs: at most and at least; early_stop: epochs without a better validation before stopping.
+    criterion: the metric by which validation chooses the epoch and the learning rate. HR@10 as in the paper; where
+        users have many positives it saturates early, and Recall@10 or NDCG@10 say more.
     batch, lr, beta1, beta2, weight_decay: AdamW; frequency_lr: of the rotary coefficients, without decay.
-    patience, factor: reduce the learning rate when validation HR@10 stalls.
+    patience, factor: reduce the learning rate when validation stalls.
     loss: sampled or full softmax; negatives: per position; negative_source: uniform over the catalogue, or batch (the
         batch's unique items); shared_negatives: one draw for the whole batch, from either source, which makes the loss
         a matrix product; logq: correct for the draw's frequency.
@@ -119,6 +121,7 @@ class TrainConfig:
     epochs: int = 100
     min_epochs: int = 10
     early_stop: int = 20
+    criterion: Literal["HR@10", "Recall@10", "NDCG@10"] = "HR@10"
     batch: int = 128
     lr: float = 1e-3
     frequency_lr: float = 1e-3

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trope.compare import Comparison
+from trope.config import preset
 from trope.experiments import Variant
 from trope.metrics import CUTOFFS, Floats, Interval
 from trope.report_facts import facts, ranked
@@ -128,9 +129,10 @@ def training_section(trained: Trained) -> Section:
         if lines:
             pace = np.mean([seconds_per_epoch(line) for line in lines])
             shown = (", ".join(str(line[key]) for line in lines) for key in ("best_epoch", "epochs"))
-            valid = np.mean([100 * line["valid"]["HR@10"] for line in lines])
-            rows.append([Cell(text) for text in (variant.name, *shown, f"{valid:.2f}", f"{pace:.2f}")])
-    header = ["model", "best epoch, by seed", "epochs trained", "validation HR@10, %", "seconds per epoch"]
+            criterion = preset(variant.model, variant.settings).train.criterion
+            valid = np.mean([100 * line["valid"][criterion] for line in lines])
+            rows.append([Cell(text) for text in (variant.name, *shown, criterion, f"{valid:.2f}", f"{pace:.2f}")])
+    header = ["model", "best epoch, by seed", "epochs trained", "validated by", "there, %", "seconds per epoch"]
     text = "Seconds include validation, and runs that were trained side by side shared the machine."
     return Section("Training", text, Grid([Cell(text) for text in header], rows))
 

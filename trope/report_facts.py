@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from trope import rank_file
 from trope.data.protocols import Protocol, say_window
-from trope.train import CRITERION
 from trope.train_many import Trained
 
 _PROTOCOLS = {
@@ -49,13 +48,14 @@ def facts(trained: Trained, common: Sequence[str], resamples: int) -> list[tuple
     counts = f"{data.num_users:,} users, {data.num_items:,} items, {data.num_events:,} events"
     seeds = sorted({run.seed for run in trained.runs})
     filters = sorted({line["filter_seen"] for line in trained.lines})
+    criteria = " or ".join(dict.fromkeys(run.config.train.criterion for run in trained.runs))
     several = "one positive each" if asked.hit == "HR" else f"{asked.positives / asked.users:.1f} positives each"
     return [
         ("Dataset", f"{data.path.name}, from {source['name']}: {counts}; checksum {data.meta['checksum'][:12]}"),
         ("Protocol", f"{data.protocol.name}: {_PROTOCOLS[data.protocol.name]}{_window(data.protocol)}"),
         ("Tested on", f"{asked.users:,} users, {several}, ranked in the full catalogue; ties count as their mean"),
         ("filter_seen", "; ".join(f"{name}: {_FILTERS[name]}" for name in filters)),
-        ("Choice of epoch", choice(data.protocol, any(line.get("refit", False) for line in trained.lines))),
+        ("Choice of epoch", choice(data.protocol, criteria, any(line.get("refit", False) for line in trained.lines))),
         (
             "Seeds",
             f"{', '.join(map(str, seeds))}; {len(trained.lines)} of {len(trained.runs)} runs are finished. Models draw "
@@ -71,9 +71,9 @@ def facts(trained: Trained, common: Sequence[str], resamples: int) -> list[tuple
     ]  # fmt: skip
 
 
-def choice(protocol: Protocol, is_refit: bool = False) -> str:
+def choice(protocol: Protocol, criterion: str, is_refit: bool = False) -> str:
     """Who decided which epoch is tested."""
-    text = f"the best validation {CRITERION} chose each run's epoch, and the test was read once, by "
+    text = f"the best validation {criterion} chose each run's epoch, and the test was read once, by "
     text += (
         "a model trained anew for as many epochs on training and validation events (train.refit)"
         if is_refit

@@ -17,6 +17,8 @@ from typing import Annotated
 
 import typer
 
+from trope.config import read_toml
+
 CONFIGS = Path("configs")
 SOURCE = "SOURCE"
 
@@ -59,12 +61,15 @@ class Recipe:
         """The comparison on data/TARGET, into runs/TARGET; options in `more` come last, and so have the last word.
 
         On a holdout models are trained anew through the validation window, as they would be before they are deployed.
+        Leave-one-out takes a basket's last line out and asks for it: there the next event is predicted.
         """
         (words,) = (words for words in self.commands if words[0] == "compare")
         at = words.index("--out")
         changed = ["compare", f"data/{target}", *words[2:at], "--out", f"runs/{target}", *words[at + 2 :]]
         if self._protocol(target) == "holdout":
             changed += ["--set", "train.refit=true"]
+        elif self._protocol(target).startswith("loo") and read_toml(self.file).model.predicts == "next-moment":
+            changed += ["--set", "model.predicts=next-event"]
         return [str(self.file) if word == f"configs/{self.file.name}" else word for word in changed] + list(more)
 
 

@@ -11,19 +11,20 @@ from typing import Any
 from trope.experiments import Run
 from trope.run_folder import METRICS
 from trope.run_log import NAME
-from trope.train import CRITERION, REFIT
+from trope.train import REFIT
 
 
 @dataclass
 class Progress:
     """What a run's log says; `update` reads what was added since.
 
-    epoch: whole epochs done. best, best_epoch: of the validation so far. seconds: of training, all sittings.
+    epoch: whole epochs done. best, best_epoch: of the criterion in validation so far. seconds: of training, in all.
     is_refitting: whether validation has chosen, and the second training of `train.refit` is under way.
     """
 
     run: Run
     epochs: int
+    criterion: str
     epoch: int = 0
     best: float | None = None
     best_epoch: int = 0
@@ -35,14 +36,14 @@ class Progress:
     @classmethod
     def of(cls, run: Run) -> Progress:
         """Of a run that may not have begun."""
-        return cls(run, run.config.train.epochs)
+        return cls(run, run.config.train.epochs, run.config.train.criterion)
 
     def update(self) -> Progress:
         """Read on; a run that is finished is read from its metrics.json, whole."""
         if self.run.is_finished:
             found = json.loads((self.run.folder / METRICS).read_text(encoding="utf-8"))
             self.epoch, self.seconds = found["epochs"], found["seconds"]
-            self.best, self.best_epoch = found["valid"][CRITERION], found["best_epoch"]
+            self.best, self.best_epoch = found["valid"][self.criterion], found["best_epoch"]
             self.is_refitting = False
             return self
         self.is_refitting = (self.run.folder / REFIT).is_dir()
@@ -68,6 +69,6 @@ class Progress:
 
     def _take(self, row: dict[str, Any]) -> None:
         self.epoch, self.seconds = row["epoch"], row["seconds"]
-        score = row.get(CRITERION)
+        score = row.get(self.criterion)
         if score is not None and (self.best is None or score > self.best):
             self.best, self.best_epoch = score, row["epoch"]

@@ -41,7 +41,6 @@ from trope.train_step import Feed, Objective, seed_for
 
 LOG_EVERY = 50
 REFIT = "refit"
-CRITERION = "HR@10"
 
 
 class Interrupted(Exception):
@@ -92,7 +91,7 @@ def train(
             del trainer
         summary = score_test(data.to(group.device), config, run, group, chosen, seconds)
         if progress and group.is_first:
-            reached = f"test {CRITERION} {summary['test'][CRITERION]:.4f}"
+            reached = f"test {config.train.criterion} {summary['test'][config.train.criterion]:.4f}"
             tqdm.write(f"best epoch {chosen.best_epoch} of {chosen.epoch}: {reached}")
         return summary
 
@@ -235,13 +234,13 @@ class Trainer:
             self._follow_factors()
         elif state.epoch % train.eval_every == 0 or state.epoch == train.epochs:
             metrics = evaluate(self.model, self.data, "valid", self.config.eval, self.config.model.max_len).metrics
-            score = self.group.first_says(metrics[CRITERION])
+            score = self.group.first_says(metrics[train.criterion])
             if state.best is None or score > state.best:
                 state.best, state.best_epoch, state.best_metrics = score, state.epoch, metrics
             self.plateau.step(score)
             self._tell_rates()
             state.stalled = self.plateau.num_bad_epochs
-            log.show(**{CRITERION: f"{score:.4f}", "best": f"{state.best:.4f}"})
+            log.show(**{train.criterion: f"{score:.4f}", "best": f"{state.best:.4f}"})
         log.show(loss=f"{mean_loss:.4f}")
         rate = float(self.optimizer.param_groups[0]["lr"])
         log.write(state, epoch_loss=mean_loss, lr=rate, seconds=state.seconds, **metrics)

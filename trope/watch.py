@@ -13,7 +13,6 @@ from rich.text import Text
 
 from trope.experiments import Outcome, Run
 from trope.run_progress import Progress
-from trope.train import CRITERION
 
 REFRESH_SECONDS, LINE_SECONDS = 1.0, 60.0
 """How often the table is drawn anew, and how often a plain line says how far a run is."""
@@ -69,7 +68,8 @@ class Watch:
         waiting = sum(state == "waiting" for state in self.states.values())
         title = f"{len(self) - waiting} of {len(self)} runs begun or done"
         table = Table(title=title, title_justify="left", box=None)
-        for heading in ("run", "state", "epoch", f"best {CRITERION}", "seconds", "reason"):
+        best = " or ".join(dict.fromkeys(f"best {progress.criterion}" for progress in self.progress.values()))
+        for heading in ("run", "state", "epoch", best, "seconds", "reason"):
             number = heading not in ("run", "state", "reason")
             table.add_column(heading, justify="right" if number else "left", overflow="fold")
         # The screen has no room for hundreds: those that ended long ago go first.
@@ -116,7 +116,7 @@ def how_far(progress: Progress) -> str:
     """Epochs and the best validation, in words."""
     text = f"epoch {progress.epoch}/{progress.epochs}"
     if progress.best is not None:
-        text += f", best validation {CRITERION} {100 * progress.best:.2f} % at epoch {progress.best_epoch}"
+        text += f", best validation {progress.criterion} {100 * progress.best:.2f} % at epoch {progress.best_epoch}"
     if progress.is_refitting:
         text += ", refitting"
     return text
