@@ -25,7 +25,10 @@ from trope.report import seconds_per_epoch
 from trope.reproduce import Recipe, option
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/findings.md", "docs/method.md", "docs/results.md", "docs/reproduce.md", "docs/speed.md")
+PAGES = (
+    "README.md", "docs/findings.md", "docs/method.md", "docs/results.md", "docs/reproduce.md", "docs/speed.md",
+    "docs/tried.md",
+)  # fmt: skip
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (?P<name>[\w-]+) -->).*?(<!-- end -->)")
 
@@ -138,6 +141,39 @@ def validation() -> str:
             lines.append([f"{title}: {model}", f"{means[0]:.2f}", f"{means[1]:.2f}", f"{spread:.2f}", epochs])
     header = ["", "validation HR@10", "test HR@10", "deviation over seeds", "epoch chosen, of trained"]
     return markdown(header, lines)
+
+
+def ablation(name: str) -> str:
+    """The paper's rows and ours, in the paper's metrics; and how far the first metric is from the full model's."""
+    found = compared(f"{name}-ablation")
+    first, systems = f"{hit(found)}@10", found["systems"]
+    metrics = (first, *(f"{kind}@{cut}" for cut in (50, 200) for kind in ("Recall", "NDCG")), "MRR")
+    lines = []
+    for system, values in systems.items():
+        apart = values.get("minus_first", {}).get(first)
+        cells = [f"{100 * values[metric]['mean']:.2f}" for metric in metrics]
+        cells.append(
+            f"{100 * apart['mean']:+.2f} ({100 * apart['low']:+.2f} .. {100 * apart['high']:+.2f})" if apart else ""
+        )
+        lines.append([found["rows"][system]["label"], *cells])
+    return markdown([f"{found['users']:,} users", *metrics, f"{first} minus the first row"], lines)
+
+
+def second_look(data: str) -> str:
+    """Variants of T-RoPE tried with the floor and the refit, beside the comparison's own runs of the same recipe."""
+    found = [row for row in rows("tried.csv") if row["data"] == data and row["look"] == "second look"]
+    for run in trained(data):
+        if run["name"] in ("hstu-time", "hstu-trope", "hstu-trope-paper"):
+            metrics = {f"test_{key.replace('@', '')}": value for key, value in run["test"].items()}
+            values = {key: str(100 * value) for key, value in {**metrics, "valid_HR10": run["valid"]["HR@10"]}.items()}
+            found.append({"model": run["name"], "settings": "", **values})
+    columns, lines = ("valid_HR10", "test_HR10", "test_Recall10", "test_NDCG10"), []
+    for key in dict.fromkeys((row["model"], row["settings"]) for row in found):
+        ours = [row for row in found if (row["model"], row["settings"]) == key]
+        means = [statistics.mean(float(row[column]) for row in ours) for column in columns]
+        lines.append((means[2], [" ".join(key).strip(), str(len(ours)), *(f"{mean:.2f}" for mean in means)]))
+    header = ["", "seeds", "valid HR@10", "test HR@10", "Recall@10", "NDCG@10"]
+    return markdown(header, [line for _, line in sorted(lines, key=lambda entry: -entry[0])])
 
 
 def tried(data: str, look: str) -> str:
@@ -289,10 +325,15 @@ SETS = {
     "globo-news-holdout": "Globo news, the next two hours",
     "amazon-grocery-5core-2014-holdout": "Amazon Grocery, the next 60 days",
     "online-retail-ii-holdout": "Online Retail II, the next 30 days",
+    "complete-journey-holdout": "The Complete Journey, the next 14 days",
+    "online-retail-ii": "Online Retail II, the next basket",
+    "complete-journey": "The Complete Journey, the next basket",
     "globo-news": "Globo news, leave-one-out",
     "amazon-grocery-5core-2014": "Amazon Grocery, leave-one-out",
+    "online-retail-ii-loo": "Online Retail II, leave-one-out",
     "ml-1m": "MovieLens 1M, leave-one-out as published",
 }
+ABLATED = ("amazon-grocery-5core-2014", "amazon-grocery-5core-2014-holdout")
 TABLES: dict[str, Callable[[], str]] = {
     "kernels": kernels,
     "phases": phases,
@@ -313,6 +354,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "tried-globo-stability": lambda: tried("globo-news", "stability"),
     "tried-globo-hours": lambda: tried("globo-news-holdout", "stability"),
     **{name: partial(comparison, name) for name in SETS},
+    **{f"ablation-{name}": partial(ablation, name) for name in ABLATED},
+    **{f"second-{name}": partial(second_look, name) for name in SETS if name not in ("ml-1m", "online-retail-ii-loo")},
     "shop-season": lambda: comparison("shop-season"),
     "shop-none": lambda: comparison("shop-none"),
 }

@@ -78,8 +78,10 @@ def test_compare_takes_everything_but_rotary_and_seed_from_the_file(file: Path) 
 @pytest.mark.parametrize(
     ("target", "results"),
     [
-        *((name, name) for name in ("ml-1m", "globo-news", "globo-news-holdout", "online-retail-ii-holdout")),
+        *((name, name) for name in ("ml-1m", "globo-news", "globo-news-holdout")),
         *((name, name) for name in ("amazon-grocery-5core-2014", "amazon-grocery-5core-2014-holdout")),
+        *((name, name) for name in ("online-retail-ii", "online-retail-ii-holdout", "online-retail-ii-loo")),
+        *((name, name) for name in ("complete-journey", "complete-journey-holdout")),
         ("calendar-shop", "shop-season"),
     ],
 )

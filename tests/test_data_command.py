@@ -64,9 +64,10 @@ def test_the_calendar_shop_needs_no_files(tmp_path: Path, monkeypatch: pytest.Mo
 
     small = synthetic.CalendarShop(users=150, items=120)
     monkeypatch.setattr(synthetic, "CalendarShop", lambda: small)
-    assert "150 users" in run(
-        "calendar-shop", "--out", tmp_path / "out", "--min-item", "1", "--protocol", "next-basket"
-    )
+    command = ("calendar-shop", "--min-item", "1")
+    said = run(*command, "--out", tmp_path / "out", "--protocol", "next-basket")
+    assert "150 users" in said and "model.predicts=next-moment" in said
+    assert "next-moment" not in run(*command, "--out", tmp_path / "loo", "--protocol", "loo-strict")
 
 
 def test_errors_are_one_line_and_exit_code_2(tmp_path: Path) -> None:

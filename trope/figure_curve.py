@@ -7,13 +7,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trope.config import read_toml
 from trope.figure_style import GREY, RESULT, Drawn, finish, page, unavailable
+from trope.run_folder import CONFIG
 from trope.run_log import NAME as LOG
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAME, SUBJECT, METRIC = "learning-curve", "Learning curve", "HR@10"
+NAME, SUBJECT = "learning-curve", "Learning curve"
 
 
 def read_epochs(run: Path) -> list[dict[str, Any]]:
@@ -36,8 +38,9 @@ def draw(run: Path) -> Drawn:
     figure = page(3.2)
     loss, quality = figure.subplots(1, 2)
     _line(loss, [(row["epoch"], row["epoch_loss"]) for row in rows], GREY, "training loss (nats)")
-    measured = [(row["epoch"], 100 * row[METRIC]) for row in rows if METRIC in row]
-    _line(quality, measured, RESULT, f"validation {METRIC} (%)")
+    metric = read_toml(run / CONFIG).train.criterion
+    measured = [(row["epoch"], 100 * row[metric]) for row in rows if metric in row]
+    _line(quality, measured, RESULT, f"validation {metric} (%)")
     title = f"{len(rows)} epochs in {rows[-1].get('seconds', 0) / 60:.1f} minutes"
     if measured:
         epoch, best = max(measured, key=lambda pair: (pair[1], -pair[0]))
@@ -46,7 +49,7 @@ def draw(run: Path) -> Drawn:
             f"best {best:.2f} %", (epoch, best), (0, 9), textcoords="offset points", ha="right", color=RESULT
         )
         quality.margins(y=0.2)
-        title = f"Validation {METRIC} is best after epoch {epoch} of {rows[-1]['epoch']}: {best:.2f} %"
+        title = f"Validation {metric} is best after epoch {epoch} of {rows[-1]['epoch']}: {best:.2f} %"
     return finish(NAME, figure, title, "Loss: mean over the epoch's steps, dropout on. Validation: full catalogue.")
 
 

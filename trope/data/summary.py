@@ -30,6 +30,12 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     grid.add_row("size", f"{sum(entry['bytes'] for entry in meta['arrays'].values()) / 2**20:,.1f} MiB")
     grid.add_row("checksum", meta["checksum"])
     console.print(grid)
+    if protocol["name"] == "next-basket" or ("baskets" in counts and protocol["name"] == "holdout"):
+        console.print(
+            "\nLines of a basket share a time. Train with --set model.predicts=next-moment, so that they predict the next "
+            "basket and not the next line of the file.",
+            soft_wrap=True,
+        )
     if meta["bad_rows"]["count"]:
         _print_bad(meta, console)
     if meta["paper"] is not None:

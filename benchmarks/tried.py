@@ -1,0 +1,88 @@
+"""Keep what was tried besides the comparisons: finished run folders become lines of results/tried.csv.
+
+    python benchmarks/tried.py "second look" runs/tried/*/*
+
+A run's model is the preset that its config is nearest to under the recipe of its data (configs/), its settings are what
+is left. The same run again replaces its line.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trope.config import PRESETS, Config, preset, read_toml, to_dict
+from trope.experiments import Variant
+from trope.reproduce import find
+from trope.run_folder import CONFIG, ENVIRONMENT, METRICS
+from trope.run_log import NAME as LOG
+from trope.variants import NAMED, settings_of_file
+
+ROOT = Path(__file__).parent.parent
+CSV = ROOT / "results" / "tried.csv"
+KEY = ("data", "look", "model", "settings", "seed")
+
+
+def nearest(config: Config, data: str) -> tuple[str, list[str]]:
+    """The preset with the fewest other settings than the recipe's, and these."""
+    recipe = find(data, ROOT / "configs")
+    words = recipe.comparing(data)
+    common = [*settings_of_file(recipe.file), *(words[i + 1] for i, word in enumerate(words) if word == "--set")]
+    named = [NAMED.get(name, Variant(name, name)) for name in (*PRESETS, *NAMED)]
+    seed = f"train.seed={config.train.seed}"
+    own = {each.name: list(_apart(config, preset(each.model, [*common, *each.settings, seed]))) for each in named}
+    model = min(own, key=lambda name: len(own[name]))
+    return model, own[model]
+
+
+def _apart(config: Config, other: Config) -> Iterator[str]:
+    theirs = to_dict(other)
+    for group, values in to_dict(config).items():
+        for name, value in values.items():
+            if value != theirs[group][name]:
+                text = f"{value:g}" if isinstance(value, float) else str(value).lower()
+                yield f"{group}.{name}={text}"
+
+
+def describe(run: Path, look: str) -> dict[str, Any]:
+    """A line of the CSV."""
+    found, machine = (json.loads((run / name).read_text()) for name in (METRICS, ENVIRONMENT))
+    log = [json.loads(line) for line in (run / LOG).read_text().splitlines()]
+    losses = [line["epoch_loss"] for line in log if "epoch_loss" in line]
+    gradients = sorted(line["grad_norm"] for line in log if "grad_norm" in line)
+    config, data = read_toml(run / CONFIG), Path(found["data"]["path"]).name
+    model, settings = nearest(config, data)
+    metrics = {
+        f"{split}_{name.replace('@', '')}": round(100 * found[split][name], 3)
+        for split, name in (("valid", "HR@10"), ("test", "HR@10"), ("test", "Recall@10"), ("test", "NDCG@10"))
+    }
+    return {
+        "data": data, "protocol": found["data"]["protocol"]["name"], "look": look, "model": model,
+        "settings": " ".join(settings), "seed": str(config.train.seed), "epochs": found["epochs"],
+        "best_epoch": found["best_epoch"], "lowest_loss": round(min(losses), 4), "last_loss": round(losses[-1], 4),
+        "median_gradient": round(gradients[len(gradients) // 2], 3), "largest_gradient": round(gradients[-1], 1),
+        **metrics, "commit": machine["commit"], "date": machine["date"],
+    }  # fmt: skip
+
+
+def main() -> None:
+    look, *folders = sys.argv[1:]
+    runs = [metrics.parent for folder in map(Path, folders) for metrics in sorted(folder.glob(f"*/{METRICS}"))]
+    with CSV.open() as file:
+        lines = {tuple(row[key] for key in KEY): row for row in csv.DictReader(file)}
+    for run in runs:
+        line = describe(run, look)
+        lines[tuple(line[key] for key in KEY)] = line
+    with CSV.open("w", newline="") as file:
+        writer = csv.DictWriter(file, next(iter(lines.values())).keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines.values())
+    print(f"{len(runs)} runs, {len(lines)} lines in {CSV.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
