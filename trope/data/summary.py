@@ -32,8 +32,8 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     console.print(grid)
     if protocol["name"] == "next-basket" or ("baskets" in counts and protocol["name"] == "holdout"):
         console.print(
-            "\nLines of a basket share a time. Train with --set model.predicts=next-moment, so that they predict the next "
-            "basket and not the next line of the file.",
+            "\nLines of a basket share a time. Train with --set model.predicts=next-moment: they then predict the next "
+            "basket, not the next line of the file.",
             soft_wrap=True,
         )
     if meta["bad_rows"]["count"]:
