@@ -101,6 +101,18 @@ def test_what_was_measured_was_measured_with_this_recipe(target: str, results: s
     assert option(prepares[target], "--protocol") == measured["data"]["protocol"]["name"]
 
 
+def test_a_tried_run_is_named_by_what_it_changes_of_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from tried import nearest
+
+    common = [*settings_of_file(ROOT / "configs" / "globo-news.toml"), "train.refit=true", "train.seed=2"]
+    for model, own in (("hstu-trope", ["rotary.blur=0.1"]), ("hstu-time", ["model.dropout=0.3", "train.clip=1"])):
+        assert nearest(preset(model, [*common, *own]), "globo-news-holdout") == (model, own)
+    (printed,) = choose(["hstu-trope-paper"], [], common)
+    assert nearest(preset(printed.model, printed.settings), "globo-news-holdout") == ("hstu-trope-paper", [])
+    assert nearest(preset("hstu", common), "globo-news") == ("hstu", ["train.refit=true"])
+
+
 def test_the_docs_name_every_recipe_and_only_real_ones() -> None:
     text = (ROOT / "docs" / "reproduce.md").read_text()
     targets = [target for file in FILES for target in Recipe.read(file).targets]

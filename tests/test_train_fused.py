@@ -113,7 +113,7 @@ def test_steps_are_the_plain_steps(name: str, table_state: str, clip: float) -> 
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
-@pytest.mark.parametrize("name", ["hstu-trope", "sasrec"])  # flat tokens, padded rows
+@pytest.mark.parametrize("name", ["hstu-trope", "sasrec"])  # with and without padding in attention
 @pytest.mark.parametrize("settings", SHARED, ids=str)
 @pytest.mark.usefixtures("same_shared_negatives")
 def test_steps_with_shared_negatives_are_the_plain_steps(settings: tuple[str, ...], name: str, clip: float) -> None:

@@ -1,7 +1,7 @@
 """The three blocks that the six models are made of: HSTU, and a Transformer block with plain or interval attention.
 
 Every block works on flat tokens [T, E] and the `Context` that all blocks of a forward share, computed once. HSTU takes
-any spans, padded or jagged; the Transformer blocks take padded ones. Every block is causal by construction, and
+any spans, padded or jagged; the Transformer blocks pad for attention alone. Every block is causal by construction, and
 right-padding needs no mask: a valid position only looks at earlier ones, and what padding computes is never read.
 
 Shape letters: B batch, L positions, T tokens, H heads, D head dim, E width, K intervals, C coordinates.
