@@ -77,14 +77,14 @@ def test_ours_are_one_change_each() -> None:
 
 def test_no_two_rows_are_the_same_and_each_makes_a_model() -> None:
     configs = [preset(each.model, each.settings) for each in variants(ROWS, SIZE)]
-    assert len({json.dumps(asdict(config)) for config in configs}) == len(ROWS) == 22
+    assert len({json.dumps(asdict(config)) for config in configs}) == len(ROWS) == 23
     for config in configs:
         assert SequentialRecommender(config, 10, (1_600_000_000, 1_600_100_000)).config.model.width == 8
 
 
 def test_rows_are_chosen_by_table_or_name_and_always_with_the_full_model() -> None:
     assert [row.variant.name for row in select("no-key, fp32")] == [FULL, "no-key", "fp32"]
-    assert len(select("paper")) == 8 and len(select("ours")) == 15 and select(None) == list(ROWS)
+    assert len(select("paper")) == 8 and len(select("ours")) == 16 and select(None) == list(ROWS)
     with pytest.raises(ValueError, match="no such row: tpyo; there are paper, ours, full"):
         select("tpyo")
     with pytest.raises(ValueError, match="a row besides full"):
@@ -100,7 +100,7 @@ def test_the_report_has_both_tables_with_relative_changes(data: Sequences, tmp_p
 
     finish(data, variants(ROWS, SIZE), 2, out, better)
     result = ablate(data.path, out, "--seeds", 2, "--json", tmp_path / "all.json")
-    assert result.exit_code == 0 and "44 finished before" in result.output, result.output
+    assert result.exit_code == 0 and "46 finished before" in result.output, result.output
     assert " 7. - Key RoPE " in result.output and " TO-RoPE - all RAB " in result.output  # on the screen as well
     text, html = (out / "report.md").read_text(), (out / "report.html").read_text()
     paper, ours = (text.split(f"## {title}\n")[1].split("\n## ")[0] for title in ("The paper's rows", "Ours"))

@@ -49,6 +49,7 @@ ROWS = (
     _row("ours", "shared", "shared coefficients", "rotary.share_alpha=true"),
     _row("ours", "shared-stationary", "shared, stationary", "rotary.share_alpha=true", "rotary.conjugate=false"),
     _row("ours", "frozen", "frozen frequencies", "rotary.learnable=false"),
+    _row("ours", "one-scale", "- multiscale freq. bank alone", "rotary.multiscale=false"),
     _row("ours", "calendar", "calendar bank", "rotary.bank=calendar"),
     _row("ours", "no-query", "- Query RoPE", "rotary.rotate_query=false"),
     _row("ours", "torope", "TO-RoPE", model="hstu-torope"),
@@ -70,8 +71,9 @@ NOTES = {
     "ours": (
         "One change each from the full model. fp32, paper's coefficients and no floor are what the paper prints; "
         "shared: one coefficient for query and key, as Theorems 1 and 2 assume, and stationary without the conjugate; "
-        "frozen: frequencies stay as drawn; calendar bank: half the planes stationary, half absolute on harmonics of "
-        "day, week and year; TO-RoPE with time and position RAB, with position RAB, and with none."
+        "frozen: frequencies stay as drawn; multiscale alone: one time constant, with the shift that row 4 has lost; "
+        "calendar bank: half the planes stationary, half absolute on harmonics of day, week and year; TO-RoPE with time "
+        "and position RAB, with position RAB, and with none."
     ),
 }
 
