@@ -72,7 +72,7 @@ NOTES = {
         "One change each from the full model. fp32, paper's coefficients and no floor are what the paper prints; "
         "shared: one coefficient for query and key, as Theorems 1 and 2 assume, and stationary without the conjugate; "
         "frozen: frequencies stay as drawn; multiscale alone: one time constant, with the shift that row 4 has lost; "
-        "calendar bank: half the planes stationary, half absolute on harmonics of day, week and year; TO-RoPE with time "
+        "calendar bank: half the planes stationary, half absolute on harmonics of day, week, year; TO-RoPE with time "
         "and position RAB, with position RAB, and with none."
     ),
 }
