@@ -228,9 +228,10 @@ def recipes() -> str:
 
 
 def pace() -> str:
-    """Seconds of an epoch, validation included, of every training under results/."""
+    """Seconds of an epoch, validation included, of the comparisons under results/."""
     lines = []
-    for file in sorted((ROOT / "results").glob("*.jsonl")):
+    files = [file for file in sorted((ROOT / "results").glob("*.jsonl")) if not file.stem.endswith("-ablation")]
+    for file in files:
         runs = [run for run in map(json.loads, file.read_text().splitlines()) if "best_epoch" in run]
         for name in dict.fromkeys(run["name"] for run in runs):
             ours = [run for run in runs if run["name"] == name]
@@ -356,8 +357,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **{name: partial(comparison, name) for name in SETS},
     **{f"ablation-{name}": partial(ablation, name) for name in ABLATED},
     **{f"second-{name}": partial(second_look, name) for name in SETS if name not in ("ml-1m", "online-retail-ii-loo")},
-    "shop-season": lambda: comparison("shop-season"),
-    "shop-none": lambda: comparison("shop-none"),
+    "calendar-shop": lambda: comparison("calendar-shop"),
+    "calendar-shop-none": lambda: comparison("calendar-shop-none"),
 }
 VALUES: dict[str, Callable[[], str]] = {
     "prepare-minutes": lambda: f"{prepared('wall_s') / 60:.1f}",
