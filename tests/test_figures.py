@@ -14,7 +14,15 @@ import torch
 from training import one_thread, tiny, tiny_data  # noqa: F401
 from typer.testing import CliRunner
 
-from trope import figure_frequencies, figure_geometry, figure_layers, figure_moment, figure_movement, figure_stages
+from trope import (
+    figure_frequencies,
+    figure_geometry,
+    figure_layers,
+    figure_moment,
+    figure_movement,
+    figure_stages,
+    figure_style,
+)
 from trope.cli import app
 from trope.data.sequences import Sequences
 from trope.data.units import DAY, MONTH, YEAR
@@ -105,6 +113,14 @@ def test_the_same_run_gives_the_same_bytes(run: Path, drawn: Path, tmp_path: Pat
     list(write_figures(run, tmp_path))
     for path in sorted(drawn.iterdir()):
         assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
+
+
+def test_ids_in_an_svg_do_not_depend_on_the_last_bit_of_a_position() -> None:
+    svg = '<g clip-path="url(#p{0})"/><use xlink:href="#m{1}"/><g clip-path="url(#p{1})"/><clipPath id="p{0}"/>#c8c8c8'
+    texts = [svg.format(*hashes).encode() for hashes in (("3fa101b24e", "0123456789"), ("6bf4bef05d", "abcdef0123"))]
+    one, other = map(figure_style._numbered, texts)
+    assert one == other
+    assert one == b'<g clip-path="url(#p0)"/><use xlink:href="#m1"/><g clip-path="url(#p2)"/><clipPath id="p0"/>#c8c8c8'
 
 
 @pytest.mark.parametrize("model", ["hstu-time", "hstu-torope", "tisasrec"])
