@@ -356,7 +356,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tried-globo-hours": lambda: tried("globo-news-holdout", "stability"),
     **{name: partial(comparison, name) for name in SETS},
     **{f"ablation-{name}": partial(ablation, name) for name in ABLATED},
-    **{f"second-{name}": partial(second_look, name) for name in SETS if name not in ("ml-1m", "online-retail-ii-loo")},
+    **{f"second-{name}": partial(second_look, name) for name in (*SETS, "calendar-shop", "calendar-shop-none")},
     "calendar-shop": lambda: comparison("calendar-shop"),
     "calendar-shop-none": lambda: comparison("calendar-shop-none"),
 }
