@@ -93,14 +93,20 @@ def hit(found: dict[str, Any]) -> str:
     return "HR" if found["data"]["protocol"]["name"].startswith("loo") else "Recall"
 
 
+def apart(values: dict[str, Any], metric: str) -> str:
+    """How far a system is from the first one, with its interval; nothing for the first itself."""
+    found = values.get("minus_first", {}).get(metric)
+    return f"{100 * found['mean']:+.2f} ({100 * found['low']:+.2f} .. {100 * found['high']:+.2f})" if found else ""
+
+
 def comparison(name: str) -> str:
     """Means in percent, and the first metric's difference from the first system; then the baselines."""
     found = compared(name)
     metrics, lines = (f"{hit(found)}@10", "NDCG@10", f"{hit(found)}@50", "MRR"), []
     for system, values in found["systems"].items():
-        apart = values.get("minus_first", {}).get(metrics[0])
-        shown = f"{100 * apart['mean']:+.2f} ({100 * apart['low']:+.2f} .. {100 * apart['high']:+.2f})" if apart else ""
-        lines.append([system, *(f"{100 * values[metric]['mean']:.2f}" for metric in metrics), shown])
+        lines.append(
+            [system, *(f"{100 * values[metric]['mean']:.2f}" for metric in metrics), apart(values, metrics[0])]
+        )
     for baseline, means in found.get("baselines", {}).items():
         lines.append([baseline, *(f"{100 * means[metric]:.2f}" for metric in metrics), ""])
     header = [f"{found['users']:,} users", *metrics, f"{metrics[0]} minus {found['reference']}"]
@@ -113,11 +119,11 @@ def headline() -> str:
     for name, title in SETS.items():
         found = compared(name)
         metric, systems = f"{hit(found)}@10", found["systems"]
-        ours, time, apart = systems["hstu-trope"], systems["hstu-time"], systems["hstu-trope"]["minus_first"]
+        ours, time, gain = systems["hstu-trope"], systems["hstu-time"], systems["hstu-trope"]["minus_first"]
         assert found["reference"] == "hstu-time"
         cells = [f"{100 * time[metric]['mean']:.2f}", f"{100 * ours[metric]['mean']:.2f}"]
         for each in (metric, "NDCG@10"):
-            star = " *" if apart[each]["low"] > 0 or apart[each]["high"] < 0 else ""
+            star = " *" if gain[each]["low"] > 0 or gain[each]["high"] < 0 else ""
             cells.append(f"{100 * (ours[each]['mean'] / time[each]['mean'] - 1):+.1f} %{star}")
         paper, seeds = systems.get("hstu-trope-paper", {}).get(metric), Counter(run["name"] for run in trained(name))
         assert seeds["hstu-trope"] == seeds["hstu-time"] == SEEDS
@@ -150,12 +156,8 @@ def ablation(name: str) -> str:
     metrics = (first, *(f"{kind}@{cut}" for cut in (50, 200) for kind in ("Recall", "NDCG")), "MRR")
     lines = []
     for system, values in systems.items():
-        apart = values.get("minus_first", {}).get(first)
         cells = [f"{100 * values[metric]['mean']:.2f}" for metric in metrics]
-        cells.append(
-            f"{100 * apart['mean']:+.2f} ({100 * apart['low']:+.2f} .. {100 * apart['high']:+.2f})" if apart else ""
-        )
-        lines.append([found["rows"][system]["label"], *cells])
+        lines.append([found["rows"][system]["label"], *cells, apart(values, first)])
     return markdown([f"{found['users']:,} users", *metrics, f"{first} minus the first row"], lines)
 
 

@@ -20,7 +20,7 @@ from trope.experiments import Variant
 from trope.reproduce import find
 from trope.run_folder import CONFIG, ENVIRONMENT, METRICS
 from trope.run_log import NAME as LOG
-from trope.variants import NAMED, settings_of_file
+from trope.variants import NAMED
 
 ROOT = Path(__file__).parent.parent
 CSV = ROOT / "results" / "tried.csv"
@@ -29,9 +29,7 @@ KEY = ("data", "look", "model", "settings", "seed")
 
 def nearest(config: Config, data: str) -> tuple[str, list[str]]:
     """The preset with the fewest other settings than the recipe's, and these."""
-    recipe = find(data, ROOT / "configs")
-    words = recipe.comparing(data)
-    common = [*settings_of_file(recipe.file), *(words[i + 1] for i, word in enumerate(words) if word == "--set")]
+    common = find(data, ROOT / "configs").settings(data)
     named = [NAMED.get(name, Variant(name, name)) for name in (*PRESETS, *NAMED)]
     seed = f"train.seed={config.train.seed}"
     own = {each.name: list(_apart(config, preset(each.model, [*common, *each.settings, seed]))) for each in named}
@@ -70,6 +68,8 @@ def describe(run: Path, look: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    if len(sys.argv) < 3:
+        sys.exit(f"a look and folders of runs, please:\n\n{__doc__}")
     look, *folders = sys.argv[1:]
     runs = [metrics.parent for folder in map(Path, folders) for metrics in sorted(folder.glob(f"*/{METRICS}"))]
     with CSV.open() as file:

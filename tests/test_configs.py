@@ -86,9 +86,7 @@ def test_compare_takes_everything_but_rotary_and_seed_from_the_file(file: Path) 
 def test_what_was_measured_was_measured_with_this_recipe(target: str) -> None:
     measured = json.loads((ROOT / "results" / f"{target}.json").read_text())
     recipe = find(target, ROOT / "configs")
-    words = recipe.comparing(target)
-    own = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    common = [*settings_of_file(recipe.file), *own]
+    common = recipe.settings(target)
     for model in ("hstu-time", "hstu-trope"):
         assert preset(model, common) == preset(model, measured["settings"])
     for run in map(json.loads, (ROOT / "results" / f"{target}.jsonl").read_text().splitlines()):
@@ -102,7 +100,8 @@ def test_a_tried_run_is_named_by_what_it_changes_of_its_recipe(monkeypatch: pyte
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from tried import nearest
 
-    common = [*settings_of_file(ROOT / "configs" / "globo-news.toml"), "train.refit=true", "train.seed=2"]
+    common = [*find("globo-news-holdout", ROOT / "configs").settings("globo-news-holdout"), "train.seed=2"]
+    assert "train.refit=true" in common
     for model, own in (("hstu-trope", ["rotary.blur=0.1"]), ("hstu-time", ["model.dropout=0.3", "train.clip=1"])):
         assert nearest(preset(model, [*common, *own]), "globo-news-holdout") == (model, own)
     (printed,) = choose(["hstu-trope-paper"], [], common)

@@ -56,7 +56,8 @@ CAVEATS = """How to read this
 - The data are the year 2017, and all but each household's last two baskets are training data. This shows that
   a model learned when things are bought, not that it would foresee the next year. One year cannot tell a season
   from a product that came or went, either.
-- One time stamps a whole basket; the order inside it is drawn at random."""
+- One time stamps a whole basket; the order inside it is drawn at random. Lines predict the next line here, not the
+  next basket: what `trope prepare` suggests is left out."""
 SHOWN = 10
 """Recommendations in the table."""
 SWEPT = 50

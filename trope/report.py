@@ -132,7 +132,7 @@ def training_section(trained: Trained) -> Section:
             criterion = preset(variant.model, variant.settings).train.criterion
             valid = np.mean([100 * line["valid"][criterion] for line in lines])
             rows.append([Cell(text) for text in (variant.name, *shown, criterion, f"{valid:.2f}", f"{pace:.2f}")])
-    header = ["model", "best epoch, by seed", "epochs trained", "validated by", "there, %", "seconds per epoch"]
+    header = ["model", "best epoch, by seed", "epochs trained", "criterion", "validation, %", "seconds per epoch"]
     text = "Seconds include validation, and runs that were trained side by side shared the machine."
     return Section("Training", text, Grid([Cell(text) for text in header], rows))
 

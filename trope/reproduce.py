@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from trope.config import read_toml
+from trope.variants import settings_of_file
 
 CONFIGS = Path("configs")
 SOURCE = "SOURCE"
@@ -71,6 +72,11 @@ class Recipe:
         elif self._protocol(target).startswith("loo") and read_toml(self.file).model.predicts == "next-moment":
             changed += ["--set", "model.predicts=next-event"]
         return [str(self.file) if word == f"configs/{self.file.name}" else word for word in changed] + list(more)
+
+    def settings(self, target: str) -> list[str]:
+        """What every model of the comparison on data/TARGET is trained with."""
+        words = self.comparing(target)
+        return [*settings_of_file(self.file), *(words[i + 1] for i, word in enumerate(words) if word == "--set")]
 
 
 def option(words: Sequence[str], name: str) -> str:
