@@ -22,6 +22,7 @@ SHAPES = [  # B, L, heads of q, heads of k, D, rotary_dim
     (3, 5, 4, 2, 16, 16),
     (2, 7, 3, 1, 30, 22),
     (1, 9, 2, 2, 5, 4),
+    (2, 7, 3, 0, 16, 16),  # no keys, as in trope.readout
 ]
 
 

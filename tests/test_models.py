@@ -264,12 +264,13 @@ def test_histories_longer_than_the_model_are_refused(rng: torch.Generator) -> No
 
 
 def test_the_papers_size_has_the_papers_extra_parameters() -> None:
-    """T-RoPE adds 256 numbers in all at 2 blocks of head dim 128."""
+    """T-RoPE adds 256 numbers in all at 2 blocks of head dim 128; the readout has one for each of its 64 planes."""
 
-    def count(name: str) -> int:
-        return sum(p.numel() for p in SequentialRecommender(PRESETS[name], 10, SPAN).parameters())
+    def count(name: str, *settings: str) -> int:
+        return sum(p.numel() for p in SequentialRecommender(preset(name, settings), 10, SPAN).parameters())
 
-    assert count("hstu-trope") - count("hstu-time") == 256
+    assert count("hstu-trope", "rotary.readout=0") - count("hstu-time") == 256
+    assert count("hstu-trope") - count("hstu-time") == 256 + 64
     assert count("hstu-time") - count("hstu") == 2 * 129
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 Kind = Literal["none", "trope", "torope", "index"]
 BlockKind = Literal["hstu", "sasrec", "tisasrec"]
+PAPER_WIDTH = 512
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class RotaryConfig:
         span: what is learned of a moment holds for its neighbourhood, also beyond the last event; gaps stay (TRoPE).
     bank, conditioning, phase: geometric or calendar; span or paper; exact or fp32 (TRoPE).
     fusion, time_share, unit: how TO-RoPE divides planes between time and index.
+    readout: share of the output's planes that turn with the moment looked from before they meet the items; auto is a
+        quarter at a width of 512, in proportion to the width (trope.readout; HSTU, with any kind).
     """
 
     kind: Kind = "none"
@@ -58,6 +61,7 @@ class RotaryConfig:
     fusion: Literal["dimension", "head", "early"] = "dimension"
     time_share: float = 0.5
     unit: Literal["seconds", "hours", "days"] = "days"
+    readout: float | Literal["auto"] = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,10 @@ class ModelConfig:
     position_bias, time_bias: HSTU's relative attention bias by position and by bucketed time gap.
     time_buckets: of the time bias, one more for everything longer.
     intervals: TiSASRec's clip of relative intervals.
-    gate_floor: HSTU normalises what attention sums up before it gates; sums that spread less than this stay small. None
-        for the public code's epsilon. With a rotation scores change their sign, and with them the sums: without a floor
-        the norm makes a jump of it, and training derails (docs/method.md).
+    gate_floor: HSTU normalises what attention sums up before it gates; sums that spread less than this stay small; auto
+        is 1 at a width of 512, in proportion to the width. None for the public code's epsilon. With a rotation scores
+        change their sign, and with them the sums: without a floor the norm makes a jump of it, and training derails
+        (docs/method.md).
     """
 
     block: BlockKind = "hstu"
@@ -91,7 +96,12 @@ class ModelConfig:
     time_bias: bool = True
     time_buckets: int = 128
     intervals: int = 256
-    gate_floor: float | None = None
+    gate_floor: float | Literal["auto"] | None = None
+
+    @property
+    def floor(self) -> float | None:
+        """`gate_floor` as a number: a key of a narrow model adds less to what attention sums up."""
+        return self.width / PAPER_WIDTH if self.gate_floor == "auto" else self.gate_floor
 
 
 @dataclass(frozen=True)
@@ -168,6 +178,18 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 
+    @property
+    def readout(self) -> float:
+        """`rotary.readout` as a number: small data, which narrow models are for, hold less about each item's time."""
+        share = self.rotary.readout
+        return min(1.0, self.model.width / PAPER_WIDTH / 4) if share == "auto" else share
+
+    @property
+    def resolved(self) -> Config:
+        """The same with a number for every auto: two configs that agree in this are one training."""
+        model = dataclasses.replace(self.model, gate_floor=self.model.floor)
+        return dataclasses.replace(self, model=model, rotary=dataclasses.replace(self.rotary, readout=self.readout))
+
     def __post_init__(self) -> None:
         _check(self)
 
@@ -182,6 +204,11 @@ def _check(config: Config) -> None:
         )
     if model.block != "hstu" and (model.position_bias or model.time_bias):
         raise ValueError(f"a relative attention bias belongs to block hstu, not {model.block}; set it to false")
+    readout = config.readout
+    if not 0 <= readout <= 1:
+        raise ValueError(f"rotary.readout must be auto or a share of the planes, from 0 to 1, got {readout}")
+    if model.block != "hstu" and readout:
+        raise ValueError(f"a readout by time belongs to block hstu, not {model.block}; set rotary.readout to 0")
     positive = {
         "model.width": model.width, "model.blocks": model.blocks, "model.heads": model.heads,
         "model.head_dim": model.head_dim, "model.max_len": model.max_len, "train.batch": train.batch,
@@ -207,8 +234,8 @@ def _check(config: Config) -> None:
     for path, value in not_negative.items():
         if not value >= 0:
             raise ValueError(f"{path} must not be negative, got {value}")
-    if model.gate_floor is not None and not model.gate_floor > 0:
-        raise ValueError(f"model.gate_floor must be greater than 0, or none, got {model.gate_floor}")
+    if model.floor is not None and not model.floor > 0:
+        raise ValueError(f"model.gate_floor must be auto, greater than 0, or none, got {model.gate_floor}")
 
 
 PRESETS: dict[str, Config] = {
@@ -220,7 +247,7 @@ PRESETS: dict[str, Config] = {
     "hstu": Config(ModelConfig(time_bias=False)),
     "hstu-time": Config(),
     "hstu-torope": Config(rotary=RotaryConfig(kind="torope")),
-    "hstu-trope": Config(ModelConfig(gate_floor=1.0), RotaryConfig(kind="trope")),
+    "hstu-trope": Config(ModelConfig(gate_floor="auto"), RotaryConfig(kind="trope", readout="auto")),
 }
 
 

@@ -187,7 +187,7 @@ def _check_finished(runs: Sequence[Run], data: Path) -> None:
     for run in runs:
         if not run.is_finished:
             continue  # `trope train --resume` checks it itself
-        if read_toml(run.folder / CONFIG) != run.config:
+        if read_toml(run.folder / CONFIG).resolved != run.config.resolved:
             raise ValueError(f"{run.folder} was trained with another config, see its {CONFIG}; choose another folder")
         if read_data(run.folder)["checksum"] != checksum:
             raise ValueError(f"{run.folder} was trained on another dataset than {data}; choose another folder")

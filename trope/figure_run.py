@@ -38,7 +38,7 @@ def open_run(run: Path, data: Path | None = None) -> RunView:
     """The best model on the CPU, and the dataset that it was trained on."""
     store = open_data(run, data)
     model = SequentialRecommender.from_pretrained(run / "best").eval()
-    ropes = [module for module in model.modules() if isinstance(module, TRoPE) and module.position == "times"]
+    ropes = [module for module in model.blocks.modules() if isinstance(module, TRoPE) and module.position == "times"]
     kind = model.config.rotary.kind
     why = {"none": "it has no rotary encoding", "torope": "it uses TO-RoPE", "index": "it rotates by index"}
     reason = why.get(kind, "its T-RoPE rotates by index, not by time")

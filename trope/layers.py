@@ -90,7 +90,7 @@ class HSTUBlock(nn.Module):
         super().__init__()
         self.heads, self.max_len, self.stream = config.heads, config.max_len, stream
         # The floor is that of the sum, which attention divides by n.
-        self.gate_eps = EPS if config.gate_floor is None else (config.gate_floor / config.max_len) ** 2
+        self.gate_eps = EPS if config.floor is None else (config.floor / config.max_len) ** 2
         inner = config.heads * config.head_dim
         self.uvqk = nn.Parameter(torch.empty(config.width, 4 * inner).normal_(0, 0.02))
         self.bias = RelativeBias(config)

@@ -26,6 +26,7 @@ from trope.kernels.attention import time_gaps
 from trope.kernels.backend import resolve_backend
 from trope.kernels.spans import Spans
 from trope.layers import Context, Rotation, first_rotary, make_blocks, relative_intervals
+from trope.readout import TimeReadout
 from trope.rotary import DAY, WEEK, YEAR, TRoPE, query_times
 from trope.rotary_base import sequence_of
 from trope.whole import whole_folder
@@ -60,6 +61,9 @@ class SequentialRecommender(nn.Module):
         self.dropout = nn.Dropout(model.dropout)
         self.blocks = make_blocks(config, time_span)
         self.norm = nn.LayerNorm(model.width) if model.block != "hstu" else nn.Identity()
+        self.readout: TimeReadout | None = None
+        if config.readout:
+            self.readout = TimeReadout(model.width, config.readout, time_span, config.rotary.learnable)
 
     @property
     def looks_later(self) -> bool:
@@ -119,16 +123,21 @@ class SequentialRecommender(nn.Module):
             index_T: each token's place in its sequence.
             seed: int64 [1], of dropout inside HSTU's kernels; without one torch's generator draws it.
         """
+        if self.training and (self.config.rotary.jitter != "none" or self.config.rotary.blur):
+            moved_T = self._moved(spans, times_T)
+            times_T, query_times_T = times_T + moved_T, query_times_T + moved_T  # gaps stay as they were
         context = self._context(x_TE, spans, times_T, query_times_T, index_T, seed)
         if self.config.model.block != "hstu":
             for block in self.blocks:
                 x_TE = block(x_TE, context)
             return self.norm(x_TE)
+        in_TE = x_TE
         delta_TE: Tensor | None = None
         for block in self.blocks:
             x_TE, delta_TE = block(x_TE, delta_TE, context)
         assert delta_TE is not None, "a model has at least one block"
-        return x_TE + delta_TE
+        out_TE = x_TE + delta_TE
+        return out_TE if self.readout is None else self.readout(out_TE, in_TE, query_times_T)
 
     @staticmethod
     def normalise(out_TE: Tensor) -> Tensor:
@@ -157,9 +166,6 @@ class SequentialRecommender(nn.Module):
     ) -> Context:
         model, device = self.config.model, x_TE.device.type
         rotary = first_rotary(self.blocks)
-        if self.training and (self.config.rotary.jitter != "none" or self.config.rotary.blur):
-            moved_T = self._moved(spans, times_T)
-            times_T, query_times_T = times_T + moved_T, query_times_T + moved_T  # gaps stay as they were
         coords = None if rotary is None else self._coordinates(rotary, times_T, query_times_T, index_T)
         gaps = intervals = None
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_TE.dtype

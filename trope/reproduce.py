@@ -62,7 +62,8 @@ class Recipe:
         """The comparison on data/TARGET, into runs/TARGET; options in `more` come last, and so have the last word.
 
         On a holdout models are trained anew through the validation window, as they would be before they are deployed.
-        Leave-one-out takes a basket's last line out and asks for it: there the next event is predicted.
+        Leave-one-out takes a basket's last line out and asks for it: there the next event is predicted, and with one
+        positive a user recall and hit rate are the same.
         """
         (words,) = (words for words in self.commands if words[0] == "compare")
         at = words.index("--out")
@@ -70,7 +71,7 @@ class Recipe:
         if self._protocol(target) == "holdout":
             changed += ["--set", "train.refit=true"]
         elif self._protocol(target).startswith("loo") and read_toml(self.file).model.predicts == "next-moment":
-            changed += ["--set", "model.predicts=next-event"]
+            changed += ["--set", "model.predicts=next-event", "--set", "train.criterion=HR@10"]
         return [str(self.file) if word == f"configs/{self.file.name}" else word for word in changed] + list(more)
 
     def settings(self, target: str) -> list[str]:

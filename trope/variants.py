@@ -16,11 +16,12 @@ from pathlib import Path
 from trope.config import PRESETS, preset, read_toml
 from trope.experiments import Variant
 
+_ATTENTION = ("rotary.readout=0",)
+_PRINTED = (*_ATTENTION, "rotary.phase=fp32", "rotary.conditioning=paper", "model.gate_floor=none")
 NAMED = {
-    # The paper's own arithmetic and coordinates, which our preset replaces (docs/method.md).
-    "hstu-trope-paper": Variant(
-        "hstu-trope-paper", "hstu-trope", ("rotary.phase=fp32", "rotary.conditioning=paper", "model.gate_floor=none")
-    )
+    # T-RoPE in attention alone, as in the paper; and with the paper's arithmetic and coordinates (docs/method.md).
+    "hstu-trope-attention": Variant("hstu-trope-attention", "hstu-trope", _ATTENTION),
+    "hstu-trope-paper": Variant("hstu-trope-paper", "hstu-trope", _PRINTED),
 }
 """Variants that `--models` knows besides the presets."""
 _OF_THE_PRESET = {"model.block", "model.position_bias", "model.time_bias", "model.gate_floor"}

@@ -1,0 +1,130 @@
+"""The readout by time: by its definition, at every width, in the model, and what it can learn that attention cannot."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import draw_times
+
+from trope.config import preset
+from trope.model import SequentialRecommender
+from trope.readout import FASTEST, SLOWEST, TimeReadout
+from trope.rotary import frequency_parameters
+
+SPAN = (1_500_000_000, 1_600_000_000)
+SMALL = ["model.width=16", "model.heads=2", "model.head_dim=8", "model.max_len=12", "model.dropout=0.0"]
+
+
+def test_it_turns_what_the_blocks_added_and_leaves_the_rest(rng: torch.Generator) -> None:
+    """Against complex numbers in float64; the fastest and the slowest plane are where the docs say."""
+    readout = TimeReadout(16, 0.5, SPAN)
+    with torch.no_grad():
+        readout.turn.get_parameter("delta_q").normal_(generator=rng)
+    out, given = (torch.randn(7, 16, generator=rng, dtype=torch.float64) for _ in range(2))
+    moments = draw_times((7,), rng)
+    y = readout(out, given, moments)
+    assert torch.equal(y[:, 8:], out[:, 8:])
+    span, t0 = SPAN[1] - SPAN[0], sum(SPAN) // 2
+    betas = torch.logspace(math.log10(span / FASTEST), math.log10(span / SLOWEST), 4, dtype=torch.float64)
+    speed = 1 / betas + 8.0 / span * readout.turn.get_parameter("delta_q").double()
+    turned = torch.view_as_complex((out - given)[:, :8].reshape(7, 4, 2)) * torch.exp(
+        1j * speed * (moments - t0)[:, None]
+    )
+    assert torch.allclose(torch.view_as_real(turned).flatten(1), y[:, :8], atol=1e-6)
+    assert torch.allclose(y[:, :8].norm(dim=1), (out - given)[:, :8].norm(dim=1))
+
+
+@pytest.mark.parametrize(("width", "setting", "dims"), [
+    (512, "auto", 128), (128, "auto", 8), (50, "auto", 2), (2048, "auto", 2048), (128, "0.25", 32), (128, "1.0", 128),
+])  # fmt: skip
+def test_how_many_planes_turn(width: int, setting: str, dims: int) -> None:
+    config = preset("hstu-trope", [f"model.width={width}", f"rotary.readout={setting}"])
+    assert TimeReadout(width, config.readout, SPAN).turn.head_dim == dims
+
+
+def test_auto_is_a_number_by_width() -> None:
+    config = preset("hstu-trope", ["model.width=128"])
+    assert (config.model.floor, config.readout) == (0.25, 0.0625)
+    said = preset("hstu-trope", ["model.width=128", "model.gate_floor=0.25", "rotary.readout=0.0625"])
+    assert said != config and said.resolved == config.resolved != preset("hstu-trope").resolved
+    assert preset("hstu-time").model.floor is None and preset("hstu-time").readout == 0
+
+
+def test_without_it_the_model_is_what_it_was() -> None:
+    """The drawn weights are the same, so that a comparison with and without it begins at the same place."""
+    models = []
+    for share in ("0", "0.5"):
+        torch.manual_seed(3)
+        models.append(SequentialRecommender(preset("hstu-trope", [*SMALL, f"rotary.readout={share}"]), 9, SPAN))
+    with_it = models[1].state_dict()
+    assert all(torch.equal(with_it[name], x) for name, x in models[0].state_dict().items())
+    assert {name for name in with_it if name not in models[0].state_dict()} == {
+        f"readout.turn.{name}" for name in ("t0", "span", "alpha0_q", "delta_q")
+    }
+    assert len(list(frequency_parameters(models[1]))) == len(list(frequency_parameters(models[0]))) + 1
+
+
+def test_gradients_by_differences(rng: torch.Generator) -> None:
+    readout = TimeReadout(8, 1.0, SPAN)
+    out, given, up = (torch.randn(5, 8, generator=rng, dtype=torch.float64) for _ in range(3))
+    moments, delta = draw_times((5,), rng), readout.turn.get_parameter("delta_q")
+    out.requires_grad_(), given.requires_grad_()
+    (readout(out, given, moments) * up).sum().backward()
+    assert given.grad is not None and torch.allclose(given.grad, -out.grad)  # type: ignore[arg-type]
+    for plane in range(4):
+        values = []
+        for move in (1e-3, -1e-3):
+            with torch.no_grad():
+                delta[plane] += move
+                values.append((readout(out, given, moments) * up).sum())
+                delta[plane] -= move
+        assert delta.grad is not None and delta.grad[plane].item() == pytest.approx(
+            (values[0] - values[1]).item() / 2e-3, rel=1e-3, abs=1e-4
+        )
+
+
+def test_what_is_popular_when_is_learned_by_the_readout_alone(rng: torch.Generator) -> None:
+    """Everyone takes item 1 in the first half of the span and item 2 in the second, whatever they had before.
+
+    A model without any time cannot tell which; the readout can, and says the right one at moments it was not shown.
+    """
+
+    def accuracy(share: str) -> float:
+        torch.manual_seed(0)
+        settings = ["model.time_bias=false", "rotary.kind=none", f"rotary.readout={share}"]
+        model = SequentialRecommender(preset("hstu-trope", [*SMALL, *settings]), 20, SPAN)
+        middle = sum(SPAN) // 2
+
+        def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+            items = torch.randint(3, 21, (rows, 4), generator=rng)
+            t_now = torch.randint(*SPAN, (rows,), generator=rng)
+            ago = torch.randint(1, 10**6, (rows, 4), generator=rng).sort(dim=1, descending=True).values
+            return items, t_now[:, None] - ago, t_now, (t_now > middle).long()
+
+        lengths = torch.full((64,), 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(60):
+            items, times, t_now, late = batch(64)
+            scores = model.encode_last(items, times, lengths, t_now) @ model.item_vectors()[1:].T / 0.05
+            optimizer.zero_grad()
+            F.cross_entropy(scores, late).backward()
+            optimizer.step()
+        items, times, t_now, late = batch(64)
+        away = (t_now - middle).abs() > (SPAN[1] - SPAN[0]) / 20  # not at the turn itself
+        found = (model.encode_last(items, times, lengths, t_now) @ model.item_vectors()[1:].T).argmax(1)
+        return (found == late)[away].float().mean().item()
+
+    assert accuracy("0.5") >= 0.95
+    assert accuracy("0") < 0.75
+
+
+def test_it_belongs_to_hstu() -> None:
+    with pytest.raises(ValueError, match="a readout by time belongs to block hstu, not sasrec"):
+        preset("sasrec-trope", ["rotary.readout=auto"])
+    with pytest.raises(ValueError, match=r"auto or a share of the planes, from 0 to 1, got 1\.5"):
+        preset("hstu-trope", ["rotary.readout=1.5"])
+    with pytest.raises(ValueError, match=r"rotary\.readout must be a number or 'auto', got 'some'"):
+        preset("hstu-trope", ["rotary.readout=some"])
