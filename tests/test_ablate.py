@@ -51,7 +51,7 @@ def ablate(data: Path, out: Path, *more: object) -> Result:
 def test_the_papers_rows_are_cumulative_then_single() -> None:
     assert [row.label for row in ROWS if row.table == "paper"] == PAPER
     off = {"rotary.conjugate": False}
-    assert config_of(FULL) == preset("hstu-trope") and changes("minus-nonstationary") == off
+    assert config_of(FULL) == preset("hstu-trope", ["rotary.readout=0"]) and changes("minus-nonstationary") == off
     assert changes("minus-shifted") == (off := off | {"rotary.shifted": False})
     assert changes("minus-multiscale") == off | {"rotary.multiscale": False}
     assert config_of("minus-time") == preset("hstu-time")
@@ -75,17 +75,31 @@ def test_ours_are_one_change_each() -> None:
     assert changes("torope-no-rab") == changes("torope-no-time-rab") | {"model.position_bias": False}
 
 
+def test_the_readouts_rows_turn_the_output() -> None:
+    assert config_of("default") == preset("hstu-trope") and changes("default") == {"rotary.readout": "auto"}
+    assert config_of("readout-alone") == preset("hstu-time", ["rotary.readout=auto"])
+    assert config_of("readout-no-time") == preset("hstu", ["rotary.readout=auto"])
+    assert changes("readout-no-key") == changes("default") | changes("no-key")
+    for row in ROWS:
+        assert (config_of(row.variant.name).readout > 0) == (row.table == "readout")
+
+
 def test_no_two_rows_are_the_same_and_each_makes_a_model() -> None:
     configs = [preset(each.model, each.settings) for each in variants(ROWS, SIZE)]
-    assert len({json.dumps(asdict(config)) for config in configs}) == len(ROWS) == 23
+    assert len({json.dumps(asdict(config)) for config in configs}) == len(ROWS) == 29
     for config in configs:
         assert SequentialRecommender(config, 10, (1_600_000_000, 1_600_100_000)).config.model.width == 8
 
 
 def test_rows_are_chosen_by_table_or_name_and_always_with_the_full_model() -> None:
     assert [row.variant.name for row in select("no-key, fp32")] == [FULL, "no-key", "fp32"]
-    assert len(select("paper")) == 8 and len(select("ours")) == 16 and select(None) == list(ROWS)
-    with pytest.raises(ValueError, match="no such row: tpyo; there are paper, ours, full"):
+    assert (
+        len(select("paper")) == 8
+        and len(select("ours")) == 16
+        and len(select("ours,readout")) == 22
+        and select(None) == list(ROWS)
+    )
+    with pytest.raises(ValueError, match="no such row: tpyo; there are paper, ours, readout, full"):
         select("tpyo")
     with pytest.raises(ValueError, match="a row besides full"):
         select("full")
@@ -100,15 +114,16 @@ def test_the_report_has_both_tables_with_relative_changes(data: Sequences, tmp_p
 
     finish(data, variants(ROWS, SIZE), 2, out, better)
     result = ablate(data.path, out, "--seeds", 2, "--json", tmp_path / "all.json")
-    assert result.exit_code == 0 and "46 finished before" in result.output, result.output
+    assert result.exit_code == 0 and "58 finished before" in result.output, result.output
     assert " 7. - Key RoPE " in result.output and " TO-RoPE - all RAB " in result.output  # on the screen as well
     text, html = (out / "report.md").read_text(), (out / "report.html").read_text()
-    paper, ours = (text.split(f"## {title}\n")[1].split("\n## ")[0] for title in ("The paper's rows", "Ours"))
+    titles = ("The paper's rows", "Ours", "The readout by time")
+    paper, ours, readout = (text.split(f"## {title}\n")[1].split("\n## ")[0] for title in titles)
     assert "| configuration" in paper and "Recall@50" in paper and "Recall@10 " not in paper
     for number, label in enumerate(PAPER):
         assert f"| {number + 1}. {label} " in paper and f"{number + 1}. {label}" in html
     for row in ROWS[8:]:
-        assert f"| {row.label} " in ours
+        assert f"| {row.label} " in (ours if row.table == "ours" else readout)
     lines = {line.split(" | ")[0].strip("| "): line for line in paper.splitlines() if line.startswith("|")}
     written = json.loads((tmp_path / "all.json").read_text())
     full, no_key = (written["systems"][name]["MRR"]["mean"] for name in (FULL, "no-key"))

@@ -1,4 +1,8 @@
-"""The rows of the ablation: the paper's eight (its Table 3) and ours, each a preset with settings and nothing else."""
+"""The rows of the ablation: the paper's eight (its Table 3), ours, and those of the readout by time.
+
+Each is a preset with settings and nothing else. The paper's rows and ours take T-RoPE in attention apart, so the
+readout is off in them: it would make up for what is removed.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from trope.experiments import Variant
 from trope.variants import NAMED
 
 FULL = "full"
+_ATTENTION = NAMED["hstu-trope-attention"].settings
 # Rows 2 to 5 remove one part more each; a part is a switch of RotaryConfig.
 _STATIONARY = ("rotary.conjugate=false",)
 _UNSHIFTED = (*_STATIONARY, "rotary.shifted=false")
@@ -20,7 +25,7 @@ _ONE_SCALE = (*_UNSHIFTED, "rotary.multiscale=false")
 class Row:
     """A line of the table.
 
-    label: as the paper has it. table: paper or ours. variant: how to train it; its name is the run folder's.
+    label: as the paper has it. table: paper, ours or readout. variant: how to train it; its name is the run folder's.
     """
 
     label: str
@@ -29,6 +34,8 @@ class Row:
 
 
 def _row(table: str, name: str, label: str, *settings: str, model: str = "hstu-trope") -> Row:
+    if model == "hstu-trope" and table != "readout":
+        settings = (*_ATTENTION, *settings)
     return Row(label, table, Variant(name, model, settings))
 
 
@@ -44,8 +51,8 @@ ROWS = (
     _row("ours", "fp32", "fp32 phases", "rotary.phase=fp32"),
     _row("ours", "paper-conditioning", "paper's coefficients", "rotary.conditioning=paper"),
     _row("ours", "no-floor", "no floor in the gate", "model.gate_floor=none"),
-    _row("ours", "time-floor", "HSTU + Time RAB with the floor", "model.gate_floor=1.0", model="hstu-time"),
-    _row("ours", "printed", "paper's recipe (all three)", *NAMED["hstu-trope-paper"].settings),
+    _row("ours", "time-floor", "HSTU + Time RAB with the floor", "model.gate_floor=auto", model="hstu-time"),
+    _row("ours", "printed", "paper's recipe (all three)", *NAMED["hstu-trope-paper"].settings[len(_ATTENTION) :]),
     _row("ours", "shared", "shared coefficients", "rotary.share_alpha=true"),
     _row("ours", "shared-stationary", "shared, stationary", "rotary.share_alpha=true", "rotary.conjugate=false"),
     _row("ours", "frozen", "frozen frequencies", "rotary.learnable=false"),
@@ -53,12 +60,18 @@ ROWS = (
     _row("ours", "calendar", "calendar bank", "rotary.bank=calendar"),
     _row("ours", "no-query", "- Query RoPE", "rotary.rotate_query=false"),
     _row("ours", "torope", "TO-RoPE", model="hstu-torope"),
-    _row("ours", "torope-floor", "TO-RoPE with the floor", "model.gate_floor=1.0", model="hstu-torope"),
+    _row("ours", "torope-floor", "TO-RoPE with the floor", "model.gate_floor=auto", model="hstu-torope"),
     _row("ours", "torope-no-time-rab", "TO-RoPE - Time RAB", "model.time_bias=false", model="hstu-torope"),
     _row(
         "ours", "torope-no-rab", "TO-RoPE - all RAB", "model.time_bias=false", "model.position_bias=false",
         model="hstu-torope",
     ),
+    _row("readout", "default", "+ readout (hstu-trope, the default)"),
+    _row("readout", "readout-alone", "readout, nothing turns in attention", "rotary.readout=auto", model="hstu-time"),
+    _row("readout", "readout-no-time", "the same - Time RAB", "rotary.readout=auto", model="hstu"),
+    _row("readout", "readout-no-key", "+ readout - Key RoPE", "rotary.rotate_key=false"),
+    _row("readout", "readout-eighth", "+ readout of an eighth of the planes", "rotary.readout=0.125"),
+    _row("readout", "readout-half", "+ readout of half of the planes", "rotary.readout=0.5"),
 )  # fmt: skip
 
 NOTES = {
@@ -75,15 +88,19 @@ NOTES = {
         "calendar bank: half the planes stationary, half absolute on harmonics of day, week, year; TO-RoPE with time "
         "and position RAB, with position RAB, and with none."
     ),
+    "readout": (
+        "Some planes of the output turn with the moment it speaks for before it is compared with the items: on top of "
+        "T-RoPE in attention, which is our default, and without it."
+    ),
 }
 
 
 def select(only: str | None) -> list[Row]:
-    """All rows, those of one table (paper, ours), or some by name; always with the full model, the reference."""
+    """All rows, those of tables (paper, ours, readout), or some by name; always with the full model, the reference."""
     if only is None:
         return list(ROWS)
     asked = {name.strip() for name in only.split(",")}
-    names, tables = [row.variant.name for row in ROWS], ["paper", "ours"]
+    names, tables = [row.variant.name for row in ROWS], list(NOTES)
     if unknown := sorted(asked.difference(names, tables)):
         raise ValueError(f"no such row: {', '.join(unknown)}; there are {', '.join([*tables, *names])}")
     chosen = [row for row in ROWS if row.variant.name in asked | {FULL} or row.table in asked]

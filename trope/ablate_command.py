@@ -24,7 +24,7 @@ def ablate(
     seeds: Annotated[int, typer.Option(help="Train each row this often, with seeds 0, 1, …")] = 1,
     jobs: Annotated[int, typer.Option(help="Trainings at a time.")] = 1,
     only: Annotated[
-        str | None, typer.Option(help="Only these rows: paper, ours, or names with commas; see --list.")
+        str | None, typer.Option(help="Only these rows: paper, ours, readout, or names, with commas; see --list.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A TOML file with sizes, training and evaluation for every row.")

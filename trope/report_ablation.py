@@ -24,7 +24,7 @@ from trope.report_page import Cell, Grid, Page, Section
 from trope.train_many import Trained
 
 METRICS = ("Recall@50", "NDCG@50", "Recall@200", "NDCG@200", "MRR")
-TITLES = {"paper": "The paper's rows", "ours": "Ours"}
+TITLES = {"paper": "The paper's rows", "ours": "Ours", "readout": "The readout by time"}
 
 
 def ablation_page(
