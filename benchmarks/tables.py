@@ -125,13 +125,32 @@ def headline() -> str:
         for each in (metric, "NDCG@10"):
             star = " *" if gain[each]["low"] > 0 or gain[each]["high"] < 0 else ""
             cells.append(f"{100 * (ours[each]['mean'] / time[each]['mean'] - 1):+.1f} %{star}")
-        paper, seeds = systems.get("hstu-trope-paper", {}).get(metric), Counter(run["name"] for run in trained(name))
+        seeds = Counter(run["name"] for run in trained(name))
         assert seeds["hstu-trope"] == seeds["hstu-time"] == SEEDS
-        fewer = "" if seeds["hstu-trope-paper"] == SEEDS else f" ({seeds['hstu-trope-paper']} seeds)"
-        cells.append(f"{100 * paper['mean']:.2f}{fewer}" if paper else "")
+        for other in ("hstu-trope-attention", "hstu-trope-paper"):
+            fewer = "" if seeds[other] == SEEDS else f" ({seeds[other]} seeds)"
+            cells.append(f"{100 * systems[other][metric]['mean']:.2f}{fewer}" if other in systems else "")
         lines.append([title, f"{found['users']:,}", metric, *cells])
-    header = ["", "users", "metric", "hstu-time", "hstu-trope", "change", "change, NDCG@10", "T-RoPE as printed"]
+    header = ["", "users", "metric", "hstu-time", "hstu-trope", "change", "NDCG@10", "attention alone", "as printed"]
     return markdown(header, lines)
+
+
+def readout_gain() -> str:
+    """What the readout adds to T-RoPE in attention."""
+    lines = []
+    for name, title in SETS.items():
+        cells = []
+        for row in (row for row in rows("readout.csv") if row["data"] == name):
+            change, low, high = (float(row[key]) for key in ("difference", "low", "high"))
+            star = " *" if low > 0 or high < 0 else ""
+            cells += [f"{float(row['attention']):.2f}", f"{float(row['readout']):.2f}"]
+            cells.append(f"{change:+.2f} ({low:+.2f} .. {high:+.2f}){star}")
+        if cells:
+            lines.append([title, *cells])
+    metrics = ("Recall@10", "NDCG@10")
+    return markdown(
+        ["", *(f"{what}{metric}" for metric in metrics for what in ("", "with the readout, ", "difference, "))], lines
+    )
 
 
 def validation() -> str:
@@ -161,11 +180,11 @@ def ablation(name: str) -> str:
     return markdown([f"{found['users']:,} users", *metrics, f"{first} minus the first row"], lines)
 
 
-def second_look(data: str) -> str:
-    """Variants of T-RoPE tried with the floor and the refit, beside the comparison's own runs of the same recipe."""
-    found = [row for row in rows("tried.csv") if row["data"] == data and row["look"] == "second look"]
+def beside(data: str, look: str) -> str:
+    """Variants of T-RoPE that were tried, beside the comparison's own runs of the same recipe."""
+    found = [row for row in rows("tried.csv") if row["data"] == data and row["look"] == look]
     for run in trained(data):
-        if run["name"] in ("hstu-time", "hstu-trope", "hstu-trope-paper"):
+        if run["name"] in ("hstu-time", "hstu-trope", "hstu-trope-attention", "hstu-trope-paper"):
             metrics = {f"test_{key.replace('@', '')}": value for key, value in run["test"].items()}
             values = {key: str(100 * value) for key, value in {**metrics, "valid_HR10": run["valid"]["HR@10"]}.items()}
             found.append({"model": run["name"], "settings": "", **values})
@@ -348,6 +367,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "evaluation": evaluation,
     "parity": parity,
     "headline": headline,
+    "readout-gain": readout_gain,
     "validation": validation,
     "tried-grocery": lambda: tried("amazon-grocery-5core-2014", "first look"),
     "tried-grocery-holdout": lambda: tried("amazon-grocery-5core-2014-holdout", "first look"),
@@ -358,7 +378,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "tried-globo-hours": lambda: tried("globo-news-holdout", "stability"),
     **{name: partial(comparison, name) for name in SETS},
     **{f"ablation-{name}": partial(ablation, name) for name in ABLATED},
-    **{f"second-{name}": partial(second_look, name) for name in (*SETS, "calendar-shop", "calendar-shop-none")},
+    **{
+        f"second-{name}": partial(beside, name, "second look")
+        for name in (*SETS, "calendar-shop", "calendar-shop-none")
+    },
+    **{f"readout-{name}": partial(beside, name, "readout") for name in SETS},
     "calendar-shop": lambda: comparison("calendar-shop"),
     "calendar-shop-none": lambda: comparison("calendar-shop-none"),
 }

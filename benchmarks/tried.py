@@ -30,9 +30,11 @@ KEY = ("data", "look", "model", "settings", "seed")
 def nearest(config: Config, data: str) -> tuple[str, list[str]]:
     """The preset with the fewest other settings than the recipe's, and these."""
     common = find(data, ROOT / "configs").settings(data)
-    named = [NAMED.get(name, Variant(name, name)) for name in (*PRESETS, *NAMED)]
+    # Of two equally near ones T-RoPE: it is what was tried.
+    named = [NAMED.get(name, Variant(name, name)) for name in (*NAMED, *reversed(PRESETS))]
     seed = f"train.seed={config.train.seed}"
-    own = {each.name: list(_apart(config, preset(each.model, [*common, *each.settings, seed]))) for each in named}
+    others = {each.name: preset(each.model, [*common, *each.settings, seed]).resolved for each in named}
+    own = {name: list(_apart(config.resolved, other)) for name, other in others.items()}
     model = min(own, key=lambda name: len(own[name]))
     return model, own[model]
 
@@ -42,7 +44,13 @@ def _apart(config: Config, other: Config) -> Iterator[str]:
     for group, values in to_dict(config).items():
         for name, value in values.items():
             if value != theirs[group][name]:
-                text = f"{value:g}" if isinstance(value, float) else str(value).lower()
+                text = (
+                    f"{value:g}"
+                    if isinstance(value, float)
+                    else value
+                    if isinstance(value, str)
+                    else str(value).lower()
+                )
                 yield f"{group}.{name}={text}"
 
 

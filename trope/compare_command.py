@@ -32,7 +32,7 @@ def compare(
         str | None,
         typer.Option(
             help="Train these on the dataset, such as hstu-time,hstu-trope; the first is the reference. "
-            "hstu-trope-paper is T-RoPE as printed."
+            "hstu-trope-attention is T-RoPE without the readout by time, hstu-trope-paper as printed."
         ),
     ] = None,
     variant: Annotated[
