@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from trope import (
     figure_frequencies,
     figure_geometry,
+    figure_items,
     figure_layers,
     figure_moment,
     figure_movement,
@@ -56,7 +57,9 @@ from trope.run_folder import open_run as make_run
 from trope.train import train
 
 test_users.__test__ = False  # type: ignore[attr-defined]
-NAMES = ("fig1-geometry", "fig2-layers", "fig3-frequencies", "fig4-moment", "fig5-stages", "fig6-movement")
+NAMES = (
+    "fig1-geometry", "fig2-layers", "fig3-frequencies", "fig4-moment", "fig5-stages", "fig6-movement", "fig7-items",
+)  # fmt: skip
 TIMES = torch.tensor([1_600_000_000, 1_600_050_000, 1_603_000_000])
 
 
@@ -131,7 +134,7 @@ def test_a_model_without_t_rope_says_so(model: str, data: Sequences, tmp_path: P
     for module in (figure_layers, figure_frequencies, figure_movement):
         assert "not available" in module.draw(view).title
     assert [scores is None for scores in figure_stages.stages(view).values()] == [False, False, False, True]
-    for module in (figure_geometry, figure_moment, figure_stages):
+    for module in (figure_geometry, figure_moment, figure_stages, figure_items):
         assert len(content(module.draw(view).figure, "png")) > 10_000
 
 
@@ -336,3 +339,42 @@ def test_top_items_at_the_same_moment_are_the_same(run: Path) -> None:
     assert (kept[:, :2] == 10).all() and (kept[:, 2] <= 10).all()
     batch = histories(view, users)
     assert batch.users.tolist() == users.tolist() and figure_moment.horizon(view) <= YEAR
+
+
+def test_items_over_time_count_training_events_and_ask_from_histories_until_then(
+    data: Sequences, tmp_path: Path
+) -> None:
+    """Counts against a loop over the events; histories against the store; asking for one is asking the model."""
+    view = open_run(untrained(data, tmp_path / "run", "hstu-trope"))
+    events = figure_items.training_events(view)
+    assert len(events.items) == int(data.train_end.sum())
+    assert events.parts.min() == 0 and events.parts.max() == figure_items.PARTS - 1
+    items = np.array([3, 0])
+    want = np.zeros((figure_items.PARTS, 2))
+    for item, part in zip(events.items, events.parts, strict=True):
+        want[part] += item == items
+    assert (figure_items.counted(events, items) == want).all()
+    places = figure_items.returns(view, events.places)
+    starts = set(data.offsets.tolist())
+    assert len(places) and all(p not in starts and data.times[p] > data.times[p - 1] for p in places.tolist())
+    found, times, lengths, t_now = figure_items.before(view, places[:5])
+    for row, place in enumerate(places[:5].tolist()):
+        first = max(s for s in starts if s < place)
+        history = data.items[max(first, place - view.model.config.model.max_len) : place]
+        assert found[row, : lengths[row]].tolist() == history.tolist() and not found[row, lengths[row] :].any()
+        assert t_now[row] == data.times[place] and times[row, lengths[row] - 1] == data.times[place - 1]
+    part = int(events.parts[np.searchsorted(events.places, places[0])])
+    shares = figure_items.expected(view, events, np.arange(data.num_items))
+    assert shares[part].sum() == pytest.approx(1.0, abs=1e-5) and np.isfinite(shares[part]).all()
+
+
+def test_items_that_stand_out_and_how_curves_agree() -> None:
+    counts = np.ones((12, 8))
+    for stretch in range(6):
+        counts[2 * stretch, stretch + 1] = 9
+    assert figure_items.standouts(counts) == [1, 2, 3, 4, 5, 6]
+    assert len(figure_items.standouts(np.ones((12, 2)))) == 2  # fewer items than panels
+    time = np.linspace(0, 2 * math.pi, 20)[:, None]
+    agree = figure_items.correlations(np.hstack((time, time, time * 0)), np.hstack((2 * time + 1, -time, time)))
+    assert agree.tolist() == pytest.approx([1, -1, 0])
+    assert figure_items.relative(np.array([[1.0, 0.0], [3.0, 0.0]])).tolist() == [[0.5, 0.0], [1.5, 0.0]]

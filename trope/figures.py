@@ -1,4 +1,4 @@
-"""The paper's five figures from a run, one of our own, its learning curve, and a page that holds them all.
+"""The paper's five figures from a run, two of our own, its learning curve, and a page that holds them all.
 
 Each figure has a module `figure_*.py` with its numbers as functions and one `draw`. A figure that a run has nothing for
 (no T-RoPE, say) is a line that says why.
@@ -13,6 +13,7 @@ from trope import (
     figure_curve,
     figure_frequencies,
     figure_geometry,
+    figure_items,
     figure_layers,
     figure_moment,
     figure_movement,
@@ -22,7 +23,9 @@ from trope.figure_run import open_run
 from trope.figure_style import FORMATS, Drawn, content, require_matplotlib, save, style
 from trope.run_report import write_report
 
-PAPER = (figure_geometry, figure_layers, figure_frequencies, figure_moment, figure_stages, figure_movement)
+DRAWN = (
+    figure_geometry, figure_layers, figure_frequencies, figure_moment, figure_stages, figure_movement, figure_items,
+)  # fmt: skip
 REPORT = "report.html"
 
 
@@ -30,7 +33,7 @@ def draw_all(run: Path, data: Path | None = None) -> Iterator[Drawn]:
     """Every figure of a run in turn, the learning curve last."""
     require_matplotlib()
     view = open_run(run, data)
-    for module in PAPER:
+    for module in DRAWN:
         with style():
             drawn = module.draw(view)
         yield drawn
