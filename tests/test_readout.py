@@ -20,12 +20,12 @@ SMALL = ["model.width=16", "model.heads=2", "model.head_dim=8", "model.max_len=1
 
 def test_it_turns_what_the_blocks_added_and_leaves_the_rest(rng: torch.Generator) -> None:
     """Against complex numbers in float64; the fastest and the slowest plane are where the docs say."""
-    readout = TimeReadout(16, 0.5, SPAN)
+    readout = TimeReadout(16, SPAN, 0.5)
     with torch.no_grad():
         readout.turn.get_parameter("delta_q").normal_(generator=rng)
     out, given = (torch.randn(7, 16, generator=rng, dtype=torch.float64) for _ in range(2))
     moments = draw_times((7,), rng)
-    y = readout(out, given, moments)
+    y = readout(out, moments, given)
     assert torch.equal(y[:, 8:], out[:, 8:])
     span, t0 = SPAN[1] - SPAN[0], sum(SPAN) // 2
     betas = torch.logspace(math.log10(span / FASTEST), math.log10(span / SLOWEST), 4, dtype=torch.float64)
@@ -42,7 +42,7 @@ def test_it_turns_what_the_blocks_added_and_leaves_the_rest(rng: torch.Generator
 ])  # fmt: skip
 def test_how_many_planes_turn(width: int, setting: str, dims: int) -> None:
     config = preset("hstu-trope", [f"model.width={width}", f"rotary.readout={setting}"])
-    assert TimeReadout(width, config.readout, SPAN).turn.head_dim == dims
+    assert TimeReadout(width, SPAN, config.readout).turn.head_dim == dims
 
 
 def test_auto_is_a_number_by_width() -> None:
@@ -68,18 +68,18 @@ def test_without_it_the_model_is_what_it_was() -> None:
 
 
 def test_gradients_by_differences(rng: torch.Generator) -> None:
-    readout = TimeReadout(8, 1.0, SPAN)
+    readout = TimeReadout(8, SPAN, 1.0)
     out, given, up = (torch.randn(5, 8, generator=rng, dtype=torch.float64) for _ in range(3))
     moments, delta = draw_times((5,), rng), readout.turn.get_parameter("delta_q")
     out.requires_grad_(), given.requires_grad_()
-    (readout(out, given, moments) * up).sum().backward()
+    (readout(out, moments, given) * up).sum().backward()
     assert given.grad is not None and torch.allclose(given.grad, -out.grad)  # type: ignore[arg-type]
     for plane in range(4):
         values = []
         for move in (1e-3, -1e-3):
             with torch.no_grad():
                 delta[plane] += move
-                values.append((readout(out, given, moments) * up).sum())
+                values.append((readout(out, moments, given) * up).sum())
                 delta[plane] -= move
         assert delta.grad is not None and delta.grad[plane].item() == pytest.approx(
             (values[0] - values[1]).item() / 2e-3, rel=1e-3, abs=1e-4
@@ -119,6 +119,25 @@ def test_what_is_popular_when_is_learned_by_the_readout_alone(rng: torch.Generat
 
     assert accuracy("0.5") >= 0.95
     assert accuracy("0") < 0.75
+
+
+def test_as_a_drop_in_it_takes_any_shape_and_refuses_what_ruins_it(rng: torch.Generator) -> None:
+    readout = TimeReadout(6, SPAN, 0.4)
+    out, moments = torch.randn(2, 3, 6, generator=rng), draw_times((2, 3), rng)
+    turned = readout(out, moments)
+    assert torch.equal(turned.flatten(0, 1), readout(out.flatten(0, 1), moments.flatten()))
+    assert torch.equal(turned[1, 2], readout(out[1, 2], moments[1, 2]))
+    dims = readout.turn.head_dim
+    assert torch.allclose(turned[..., :dims], readout(2 * out, moments, start=out)[..., :dims])
+    for wrong, message in (
+        (lambda: readout(out, moments.float()), "moments must be int64 Unix seconds"),
+        (lambda: readout(out, moments * 1000), "looks like milliseconds"),
+        (lambda: readout(out, moments[0]), r"a moment for each vector, got \(2, 3, 6\) and moments \(3,\)"),
+        (lambda: TimeReadout(6, SPAN, 0.0), r"a share in \(0, 1\], got 6 and 0.0"),
+        (lambda: TimeReadout(6, (5, 5)), "first < last"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong()
 
 
 def test_it_belongs_to_hstu() -> None:

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from trope.readout import TimeReadout
 from trope.rotary import IndexRoPE, TORoPE, TRoPE, frequency_bank, frequency_parameters, query_times
 
 __version__ = "0.1.0"
 __all__ = [
-    "IndexRoPE", "Recommender", "SequentialRecommender", "TORoPE", "TRoPE",
+    "IndexRoPE", "Recommender", "SequentialRecommender", "TORoPE", "TRoPE", "TimeReadout",
     "frequency_bank", "frequency_parameters", "query_times",
 ]  # fmt: skip
 

@@ -63,7 +63,9 @@ class SequentialRecommender(nn.Module):
         self.norm = nn.LayerNorm(model.width) if model.block != "hstu" else nn.Identity()
         self.readout: TimeReadout | None = None
         if config.readout:
-            self.readout = TimeReadout(model.width, config.readout, time_span, config.rotary.learnable)
+            self.readout = TimeReadout(
+                model.width, time_span, config.readout, config.rotary.learnable, check_values=False
+            )
 
     @property
     def looks_later(self) -> bool:
@@ -137,7 +139,7 @@ class SequentialRecommender(nn.Module):
             x_TE, delta_TE = block(x_TE, delta_TE, context)
         assert delta_TE is not None, "a model has at least one block"
         out_TE = x_TE + delta_TE
-        return out_TE if self.readout is None else self.readout(out_TE, in_TE, query_times_T)
+        return out_TE if self.readout is None else self.readout(out_TE, query_times_T, in_TE)
 
     @staticmethod
     def normalise(out_TE: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ far as the user's history does not say more. Attention can only weigh what is in
 the whole catalogue. Items do not turn, so any index over their vectors still serves, for any moment (docs/method.md,
 departure 4).
 
-Shape letters: T tokens, E width, F turning dims.
+Shape letters: E width, F turning dims.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from trope import validate
 from trope.rotary import TRoPE
 
 # Time constants, as parts of the training data's time span T: periods from 2 pi T / 500, an eightieth of it, to pi T.
@@ -25,34 +26,58 @@ FASTEST, SLOWEST = 500, 2
 
 
 class TimeReadout(nn.Module):
-    """Turns the first dims of every output by the moment it speaks for.
+    """Turns the first dims of every output by the moment it speaks for: `(out, moments) -> out`, same shape.
+
+    A drop-in for any model that scores items by a dot product: `readout(out, moments) @ items.T`.
 
     Args:
-        width: E.
-        share: of the planes that turn; at least one does.
-        time_span: first and last time of the training events.
+        width: of the output, E.
+        time_span: first and last time of the training events, Unix seconds.
+        share: of the planes that turn; at least one does. More are more to learn about every item.
         learnable: learn the frequencies.
+        check_values: read the moments to refuse bad ones.
     """
 
-    def __init__(self, width: int, share: float, time_span: tuple[int, int], learnable: bool = True) -> None:
+    def __init__(
+        self,
+        width: int,
+        time_span: tuple[int, int],
+        share: float = 0.25,
+        learnable: bool = True,
+        check_values: bool = True,
+    ) -> None:
         super().__init__()
+        if width < 2 or not 0 < share <= 1:
+            raise ValueError(f"a readout needs a width of 2 at least and a share in (0, 1], got {width} and {share}")
+        first, last = validate.check_span(time_span)
+        self.width, self.check_values = width, check_values
         planes = max(1, round(share * width / 2))
-        span = time_span[1] - time_span[0]
         self.turn = TRoPE(
-            2 * planes, time_span=time_span, learnable=learnable, rotate_key=False, alpha_init="ones",
-            beta_min=span / FASTEST, beta_max=span / SLOWEST, check_values=False,
+            2 * min(planes, width // 2), time_span=(first, last), learnable=learnable, rotate_key=False,
+            alpha_init="ones", beta_min=(last - first) / FASTEST, beta_max=(last - first) / SLOWEST,
+            check_values=False,
         )  # fmt: skip
 
-    def forward(self, out_TE: Tensor, in_TE: Tensor, moments_T: Tensor) -> Tensor:
-        """The outputs with their first F dims turned, [T, E].
+    def forward(self, out: Tensor, moments: Tensor, start: Tensor | None = None) -> Tensor:
+        """The outputs with their first F dims turned.
 
         Args:
-            in_TE: what the blocks were given. The turning dims hold what the blocks have added to it: the last item's
-                own vector, turned, would point to nothing.
-            moments_T: the time each output speaks for, int64.
+            out: [.., E].
+            moments: the time each output speaks for, int64 Unix seconds, [..].
+            start: [.., E] what a residual stream began with. The turning dims then hold what was added to it: the last
+                item's own vector, turned, would point to nothing.
         """
+        validate.check_time_dtype(moments, "moments")
+        if out.shape != (*moments.shape, self.width):
+            raise ValueError(
+                f"out must be [.., {self.width}] with a moment for each vector, got {tuple(out.shape)} and moments "
+                f"{tuple(moments.shape)}"
+            )
+        if self.check_values and validate.can_read_values(moments):
+            validate.check_time_values(moments, name="moments")
         turning = self.turn.head_dim
-        added = (out_TE[:, :turning] - in_TE[:, :turning])[None, :, None, :]  # one sequence, one head
-        moments, _ = self.turn.coordinates_at(moments_T, moments_T, moments_T)
-        turned, _ = self.turn.rotate(added, added[:, :, :0], moments[:, None], moments[:, None])  # there are no keys
-        return torch.cat((turned[0, :, 0], out_TE[:, turning:]), dim=1)
+        added = out[..., :turning] if start is None else out[..., :turning] - start[..., :turning]
+        coords, _ = self.turn.coordinates_at(moments, moments, moments)
+        x = added.reshape(1, -1, 1, turning)  # one sequence, one head, and no keys
+        turned, _ = self.turn.rotate(x, x[:, :, :0], coords.reshape(1, 1, -1), coords.reshape(1, 1, -1))
+        return torch.cat((turned.view(added.shape), out[..., turning:]), dim=-1)

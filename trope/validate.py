@@ -101,9 +101,9 @@ def check_event_values(
     else:
         lengths, is_event = offsets.diff(), None
         last_times = times[(offsets[1:] - 1).clamp(min=0)]
-    _check_time_values(times, is_event)
+    check_time_values(times, is_event)
     if t_now is not None:
-        _check_time_values(t_now, lengths > 0, "t_now")
+        check_time_values(t_now, lengths > 0, "t_now")
         if not allow_past:
             _check_not_past(t_now, last_times, lengths > 0)
 
@@ -123,7 +123,7 @@ def _check_extent(length: int, lengths: Tensor | None, offsets: Tensor | None) -
             )
 
 
-def _check_time_values(times: Tensor, valid: Tensor | None = None, name: str = "times") -> None:
+def check_time_values(times: Tensor, valid: Tensor | None = None, name: str = "times") -> None:
     """Real Unix seconds between 1970 and 2100 wherever `valid` (everywhere if None)."""
     bad = (times < 1) | (times > LATEST_TIME) | ~torch.isfinite(times)
     if valid is not None:
