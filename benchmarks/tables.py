@@ -355,6 +355,7 @@ SETS = {
     "online-retail-ii-loo": "Online Retail II, leave-one-out",
     "ml-1m": "MovieLens 1M, leave-one-out as published",
 }
+SHOPS = ("calendar-shop", "calendar-shop-none")
 ABLATED = ("amazon-grocery-5core-2014", "amazon-grocery-5core-2014-holdout")
 TABLES: dict[str, Callable[[], str]] = {
     "kernels": kernels,

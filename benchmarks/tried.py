@@ -31,7 +31,7 @@ def nearest(config: Config, data: str) -> tuple[str, list[str]]:
     """The preset with the fewest other settings than the recipe's, and these."""
     common = find(data, ROOT / "configs").settings(data)
     # Of two equally near ones T-RoPE: it is what was tried.
-    named = [NAMED.get(name, Variant(name, name)) for name in (*NAMED, *reversed(PRESETS))]
+    named = [NAMED.get(name, Variant(name, name)) for name in dict.fromkeys(("hstu-trope", *NAMED, *PRESETS))]
     seed = f"train.seed={config.train.seed}"
     others = {each.name: preset(each.model, [*common, *each.settings, seed]).resolved for each in named}
     own = {name: list(_apart(config.resolved, other)) for name, other in others.items()}
