@@ -379,13 +379,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "tried-globo-hours": lambda: tried("globo-news-holdout", "stability"),
     **{name: partial(comparison, name) for name in SETS},
     **{f"ablation-{name}": partial(ablation, name) for name in ABLATED},
-    **{
-        f"second-{name}": partial(beside, name, "second look")
-        for name in (*SETS, "calendar-shop", "calendar-shop-none")
-    },
-    **{f"readout-{name}": partial(beside, name, "readout") for name in SETS},
-    "calendar-shop": lambda: comparison("calendar-shop"),
-    "calendar-shop-none": lambda: comparison("calendar-shop-none"),
+    **{f"second-{name}": partial(beside, name, "second look") for name in (*SETS, *SHOPS)},
+    **{f"readout-{name}": partial(beside, name, "readout") for name in (*SETS, *SHOPS)},
+    **{name: partial(comparison, name) for name in SHOPS},
 }
 VALUES: dict[str, Callable[[], str]] = {
     "prepare-minutes": lambda: f"{prepared('wall_s') / 60:.1f}",
