@@ -67,6 +67,15 @@ def test_without_it_the_model_is_what_it_was() -> None:
     assert len(list(frequency_parameters(models[1]))) == len(list(frequency_parameters(models[0]))) + 1
 
 
+def test_outside_the_training_data_it_says_what_it_said_at_their_ends(rng: torch.Generator) -> None:
+    readout, out = TimeReadout(16, SPAN), torch.randn(16, generator=rng)
+    first, last = (readout(out, torch.tensor(t)) for t in SPAN)
+    assert torch.equal(readout(out, torch.tensor(SPAN[1] + 10**7)), last)
+    assert torch.equal(readout(out, torch.tensor(SPAN[0] - 10**7)), first)
+    assert not torch.allclose(readout(out, torch.tensor(SPAN[1] - 10**5)), last, atol=1e-4)
+    assert not torch.allclose(first, last, atol=1e-2)
+
+
 def test_gradients_by_differences(rng: torch.Generator) -> None:
     readout = TimeReadout(8, SPAN, 1.0)
     out, given, up = (torch.randn(5, 8, generator=rng, dtype=torch.float64) for _ in range(3))

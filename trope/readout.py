@@ -77,7 +77,13 @@ class TimeReadout(nn.Module):
             validate.check_time_values(moments, name="moments")
         turning = self.turn.head_dim
         added = out[..., :turning] if start is None else out[..., :turning] - start[..., :turning]
-        coords, _ = self.turn.coordinates_at(moments, moments, moments)
+        coords = self.coordinates(moments)
         x = added.reshape(1, -1, 1, turning)  # one sequence, one head, and no keys
         turned, _ = self.turn.rotate(x, x[:, :, :0], coords.reshape(1, 1, -1), coords.reshape(1, 1, -1))
         return torch.cat((turned.view(added.shape), out[..., turning:]), dim=-1)
+
+    def coordinates(self, moments: Tensor) -> Tensor:
+        """Seconds from the middle of the training data, held at its ends: nobody has learned what comes after, and a
+        curve that turns on would say what was popular a period ago."""
+        t0, span = self.turn.get_buffer("t0"), self.turn.get_buffer("span")
+        return (moments - t0).clamp(min=-(span // 2), max=span - span // 2)
