@@ -164,7 +164,7 @@ def test_it_learns_what_follows_baskets_whose_lines_are_sorted(tmp_path: Path) -
             rows += [(user + 1, 1 + 4 * ((kind + basket) % kinds) + line, START + 86_400 * basket) for line in lines]
     log = write_parquet(tmp_path / "log.parquet", rows)
     data = prepared(log, tmp_path / "data", loose(protocol=Protocol("next-basket")))
-    # What is asked here is what is predicted. The readout would not help: half of the tests lie after all training days.
+    # What is asked here is what is predicted. The readout would not help: many tests lie after all training days.
     size = (
         "model.width=32", "model.head_dim=16", "model.max_len=24", "model.dropout=0", "model.gate_floor=1",
         "rotary.readout=0",
