@@ -96,7 +96,17 @@ def hit(found: dict[str, Any]) -> str:
 def apart(values: dict[str, Any], metric: str) -> str:
     """How far a system is from the first one, with its interval; nothing for the first itself."""
     found = values.get("minus_first", {}).get(metric)
-    return f"{100 * found['mean']:+.2f} ({100 * found['low']:+.2f} .. {100 * found['high']:+.2f})" if found else ""
+    return interval(*(100 * found[key] for key in ("mean", "low", "high"))) if found else ""
+
+
+def interval(mean: float, low: float, high: float) -> str:
+    """A difference with its interval."""
+    return f"{mean:+.2f} ({low:+.2f} .. {high:+.2f})"
+
+
+def star(low: float, high: float) -> str:
+    """Marks an interval that leaves out zero."""
+    return " *" if low > 0 or high < 0 else ""
 
 
 def comparison(name: str) -> str:
@@ -123,16 +133,16 @@ def headline() -> str:
         assert found["reference"] == "hstu-time"
         cells = [f"{100 * time[metric]['mean']:.2f}", f"{100 * ours[metric]['mean']:.2f}"]
         for each in (metric, "NDCG@10"):
-            star = " *" if gain[each]["low"] > 0 or gain[each]["high"] < 0 else ""
-            cells.append(f"{100 * (ours[each]['mean'] / time[each]['mean'] - 1):+.1f} %{star}")
+            change = f"{100 * (ours[each]['mean'] / time[each]['mean'] - 1):+.1f} %"
+            cells.append(change + star(gain[each]["low"], gain[each]["high"]))
         seeds = Counter(run["name"] for run in trained(name))
         assert seeds["hstu-trope"] == seeds["hstu-time"] == SEEDS
         for other in ("hstu-trope-attention", "hstu-trope-paper"):
             fewer = "" if seeds[other] == SEEDS else f" ({seeds[other]} seeds)"
             cells.append(f"{100 * systems[other][metric]['mean']:.2f}{fewer}" if other in systems else "")
         lines.append([title, f"{found['users']:,}", metric, *cells])
-    header = ["", "users", "metric", "hstu-time", "hstu-trope", "change", "NDCG@10", "attention alone", "as printed"]
-    return markdown(header, lines)
+    models = ["hstu-time", "hstu-trope", "change", "change, NDCG@10", "attention alone", "as printed"]
+    return markdown(["", "users", "metric", *models], lines)
 
 
 def readout_gain() -> str:
@@ -142,9 +152,8 @@ def readout_gain() -> str:
         cells = []
         for row in (row for row in rows("readout.csv") if row["data"] == name):
             change, low, high = (float(row[key]) for key in ("difference", "low", "high"))
-            star = " *" if low > 0 or high < 0 else ""
             cells += [f"{float(row['attention']):.2f}", f"{float(row['readout']):.2f}"]
-            cells.append(f"{change:+.2f} ({low:+.2f} .. {high:+.2f}){star}")
+            cells.append(interval(change, low, high) + star(low, high))
         if cells:
             lines.append([title, *cells])
     metrics = ("Recall@10", "NDCG@10")

@@ -81,7 +81,7 @@ def test_the_readouts_rows_turn_the_output() -> None:
     assert config_of("readout-no-time") == preset("hstu", ["rotary.readout=auto"])
     assert changes("readout-no-key") == changes("default") | changes("no-key")
     for row in ROWS:
-        assert (config_of(row.variant.name).readout > 0) == (row.table == "readout")
+        assert (config_of(row.variant.name).readout_share > 0) == (row.table == "readout")
 
 
 def test_no_two_rows_are_the_same_and_each_makes_a_model() -> None:

@@ -45,7 +45,7 @@ from trope.figure_numbers import (
 )  # fmt: skip
 from trope.figure_run import RunView, burstiness, example, histories, open_run, test_users
 from trope.figure_style import balance, content, duration, finish, page
-from trope.figures import write_figures
+from trope.figures import DRAWN, write_figures
 from trope.kernels.attention_reference import attention, time_buckets
 from trope.kernels.norm import norm
 from trope.kernels.project import project
@@ -154,7 +154,7 @@ def test_an_unfinished_run_has_a_report(data: Sequences, tmp_path: Path) -> None
 )  # fmt: skip
 def test_every_variant_of_the_encoding_is_drawn(settings: tuple[str, ...], data: Sequences, tmp_path: Path) -> None:
     view = open_run(untrained(data, tmp_path / "run", "hstu-trope", *settings))
-    for module in (figure_layers, figure_frequencies, figure_moment, figure_stages, figure_movement, figure_geometry):
+    for module in DRAWN:
         assert module.draw(view).title
 
 

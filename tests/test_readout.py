@@ -42,15 +42,15 @@ def test_it_turns_what_the_blocks_added_and_leaves_the_rest(rng: torch.Generator
 ])  # fmt: skip
 def test_how_many_planes_turn(width: int, setting: str, dims: int) -> None:
     config = preset("hstu-trope", [f"model.width={width}", f"rotary.readout={setting}"])
-    assert TimeReadout(width, SPAN, config.readout).turn.head_dim == dims
+    assert TimeReadout(width, SPAN, config.readout_share).turn.head_dim == dims
 
 
 def test_auto_is_a_number_by_width() -> None:
     config = preset("hstu-trope", ["model.width=128"])
-    assert (config.model.floor, config.readout) == (0.25, 0.0625)
+    assert (config.model.floor, config.readout_share) == (0.25, 0.0625)
     said = preset("hstu-trope", ["model.width=128", "model.gate_floor=0.25", "rotary.readout=0.0625"])
     assert said != config and said.resolved == config.resolved != preset("hstu-trope").resolved
-    assert preset("hstu-time").model.floor is None and preset("hstu-time").readout == 0
+    assert preset("hstu-time").model.floor is None and preset("hstu-time").readout_share == 0
 
 
 def test_without_it_the_model_is_what_it_was() -> None:

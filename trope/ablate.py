@@ -7,7 +7,7 @@ readout is off in them: it would make up for what is removed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trope.config import preset
 from trope.experiments import Variant
@@ -52,7 +52,7 @@ ROWS = (
     _row("ours", "paper-conditioning", "paper's coefficients", "rotary.conditioning=paper"),
     _row("ours", "no-floor", "no floor in the gate", "model.gate_floor=none"),
     _row("ours", "time-floor", "HSTU + Time RAB with the floor", "model.gate_floor=auto", model="hstu-time"),
-    _row("ours", "printed", "paper's recipe (all three)", *NAMED["hstu-trope-paper"].settings[len(_ATTENTION) :]),
+    Row("paper's recipe (all three)", "ours", replace(NAMED["hstu-trope-paper"], name="printed")),
     _row("ours", "shared", "shared coefficients", "rotary.share_alpha=true"),
     _row("ours", "shared-stationary", "shared, stationary", "rotary.share_alpha=true", "rotary.conjugate=false"),
     _row("ours", "frozen", "frozen frequencies", "rotary.learnable=false"),

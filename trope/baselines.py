@@ -27,7 +27,7 @@ class MostPopular:
     """Scores an item by the number of its training events."""
 
     def __init__(self, data: Sequences) -> None:
-        events = _first_events(data, data.train_end)
+        events = data.first_events(data.train_end)
         self.counts_V = torch.bincount(data.items[events], minlength=data.num_items + 1).double()
 
     def __call__(self, batch: EvalBatch) -> TileScores:
@@ -44,7 +44,7 @@ class RecentlyPopular:
     """
 
     def __init__(self, data: Sequences, split: str, hours: int) -> None:
-        events = _first_events(data, data.train_end if split == "valid" else data.test_start)
+        events = data.first_events(data.train_end if split == "valid" else data.test_start)
         self.times_T, order = torch.sort(data.times[events])
         self.items_T = data.items[events][order].long()
         self.seconds = 3_600 * hours
@@ -72,10 +72,3 @@ class RecentlyPopular:
             return change_BV[:-1].cumsum(0).mul_(weight).add_(self.overall_V[first:last])
 
         return scores
-
-
-def _first_events(data: Sequences, counts: Tensor) -> Tensor:
-    """Positions in the store of each user's first `counts` events."""
-    user = torch.repeat_interleave(data.offsets.diff())
-    place = torch.arange(data.num_events, device=data.device) - data.offsets[user]
-    return torch.nonzero(place < counts[user]).flatten()

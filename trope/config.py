@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 Kind = Literal["none", "trope", "torope", "index"]
 BlockKind = Literal["hstu", "sasrec", "tisasrec"]
-PAPER_WIDTH = 512
+PAPER_WIDTH = 512  # "auto" settings are in proportion to the width, and stated for this one
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     @property
-    def readout(self) -> float:
+    def readout_share(self) -> float:
         """`rotary.readout` as a number: small data, which narrow models are for, hold less about each item's time."""
         share = self.rotary.readout
         return min(1.0, self.model.width / PAPER_WIDTH / 4) if share == "auto" else share
@@ -188,7 +188,9 @@ class Config:
     def resolved(self) -> Config:
         """The same with a number for every auto: two configs that agree in this are one training."""
         model = dataclasses.replace(self.model, gate_floor=self.model.floor)
-        return dataclasses.replace(self, model=model, rotary=dataclasses.replace(self.rotary, readout=self.readout))
+        return dataclasses.replace(
+            self, model=model, rotary=dataclasses.replace(self.rotary, readout=self.readout_share)
+        )
 
     def __post_init__(self) -> None:
         _check(self)
@@ -204,7 +206,7 @@ def _check(config: Config) -> None:
         )
     if model.block != "hstu" and (model.position_bias or model.time_bias):
         raise ValueError(f"a relative attention bias belongs to block hstu, not {model.block}; set it to false")
-    readout = config.readout
+    readout = config.readout_share
     if not 0 <= readout <= 1:
         raise ValueError(f"rotary.readout must be auto or a share of the planes, from 0 to 1, got {readout}")
     if model.block != "hstu" and readout:

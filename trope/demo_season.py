@@ -99,9 +99,8 @@ def recommended(recommender: Recommender, histories: Histories, moments: Ints, k
 
 def _count(data: Sequences, start: int) -> Floats:
     """Training events of each item in each fortnight, [V+1, F]; the year's last days count to the last fortnight."""
-    user = torch.repeat_interleave(data.offsets.diff())
-    is_trained = torch.arange(data.num_events) - data.offsets[user] < data.train_end[user]
-    bins = ((data.times[is_trained] - start) // FORTNIGHT).clamp(0, FORTNIGHTS - 1)
-    cells = data.items[is_trained].long() * FORTNIGHTS + bins
+    events = data.first_events(data.train_end)
+    bins = ((data.times[events] - start) // FORTNIGHT).clamp(0, FORTNIGHTS - 1)
+    cells = data.items[events].long() * FORTNIGHTS + bins
     counts = torch.bincount(cells, minlength=(data.num_items + 1) * FORTNIGHTS)
     return counts.reshape(-1, FORTNIGHTS).double().numpy()

@@ -27,24 +27,23 @@ USERS, PARTS, FREQUENT, PANELS = 64, 60, 200, 6
 
 
 class Events(NamedTuple):
-    """The training events: item from 0 on, time, the part of the span that it lies in, and its place in the store."""
+    """The training events: item from 0 on, the part of their span that it lies in, its place in the store; and where
+    parts begin and end, Unix seconds [M + 1]."""
 
     items: Ints
-    times: Ints
     parts: Ints
     places: Ints
+    edges: Floats
 
 
 def training_events(view: RunView) -> Events:
     """All of them, in the order of the store."""
     data = view.data
-    user = torch.repeat_interleave(data.offsets.diff())
-    place = torch.arange(data.num_events)
-    places = place[place - data.offsets[user] < data.train_end[user]].numpy()
+    places = data.first_events(data.train_end).numpy()
     times = data.times.numpy()[places].astype(np.int64)
     edges = np.linspace(times.min(), times.max() + 1, PARTS + 1)
     parts = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, PARTS - 1)
-    return Events(data.items.numpy()[places].astype(np.int64) - 1, times, parts, places)
+    return Events(data.items.numpy()[places].astype(np.int64) - 1, parts, places, edges)
 
 
 def counted(events: Events, items_F: Ints) -> Floats:
@@ -121,14 +120,14 @@ def draw(view: RunView) -> Drawn:
     totals = np.bincount(events.parts, minlength=PARTS).astype(np.float64)
     model = expected(view, events, frequent)
     # A part of the span in which next to nothing happened has no shares worth speaking of.
-    busy = (totals >= 0.05 * len(events.times) / PARTS) & ~np.isnan(model).any(axis=1)
+    busy = (totals >= 0.05 * totals.mean()) & ~np.isnan(model).any(axis=1)
     if busy.sum() < 3:
         return unavailable(NAME, SUBJECT, "Too few users come back at different times.")
-    edges = np.linspace(events.times.min(), events.times.max() + 1, PARTS + 1)
-    middles = ((edges[:-1] + edges[1:]) / 2)[busy]
+    middles = ((events.edges[:-1] + events.edges[1:]) / 2)[busy]
     counts, model = counted(events, frequent)[busy], model[busy]
     shares = counts / totals[busy, None]
     agree = float(np.median(correlations(shares, model)))
+    real, line = relative(shares), relative(model)
 
     figure = page(6.4)
     panels = figure.subplots(2, 3, sharex=True).flat
@@ -136,8 +135,7 @@ def draw(view: RunView) -> Drawn:
     for number, (axes, column) in enumerate(zip(panels, shown, strict=False)):
         item = int(frequent[column])
         name = str(names[item]) if names is not None else str(item + 1)
-        curves = relative(shares)[:, column], relative(model)[:, column]
-        _panel(axes, middles, *curves, f"item {name[:24]}", number == 0)
+        _panel(axes, middles, real[:, column], line[:, column], f"item {name[:24]}", number == 0)
     for axes in list(figure.axes)[len(shown) :]:
         axes.axis("off")
     title = (

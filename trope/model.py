@@ -62,9 +62,9 @@ class SequentialRecommender(nn.Module):
         self.blocks = make_blocks(config, time_span)
         self.norm = nn.LayerNorm(model.width) if model.block != "hstu" else nn.Identity()
         self.readout: TimeReadout | None = None
-        if config.readout:
+        if config.readout_share:
             self.readout = TimeReadout(
-                model.width, time_span, config.readout, config.rotary.learnable, check_values=False
+                model.width, time_span, config.readout_share, config.rotary.learnable, check_values=False
             )
 
     @property

@@ -86,7 +86,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _check_config(run: Path, config: Config) -> None:
-    stored, given = to_dict(read_toml(run / CONFIG)), to_dict(config)
+    stored, given = to_dict(read_toml(run / CONFIG).resolved), to_dict(config.resolved)
     changed = [
         f"{group}.{name} was {stored[group][name]!r}, now {value!r}"
         for group, entries in given.items()

@@ -138,8 +138,5 @@ def _valid_places(lengths_B: Tensor, total: int, max_len: int) -> Tensor:
 
 def _item_shares(data: Sequences) -> Tensor:
     """Each item's share of the training events, float32 [V+1]."""
-    place = torch.arange(data.num_events, device=data.device)
-    user = torch.searchsorted(data.offsets, place, right=True) - 1
-    is_training = place - data.offsets[user] < data.train_end[user]
-    counts_V = torch.bincount(data.items[is_training].long(), minlength=data.num_items + 1)
+    counts_V = torch.bincount(data.items[data.first_events(data.train_end)].long(), minlength=data.num_items + 1)
     return (counts_V / counts_V.sum()).float()

@@ -219,6 +219,12 @@ class Sequences:
         for first in range(0, total - batch_size + 1 if drop_last else total, batch_size):
             yield self.cut(windows.take(order[first : first + batch_size]), max_len)
 
+    def first_events(self, counts_U: torch.Tensor) -> torch.Tensor:
+        """Places in the store of each user's first so many events: `train_end` for those that are trained on."""
+        user = torch.repeat_interleave(self.offsets.diff())
+        place = torch.arange(self.num_events, device=self.device)
+        return place[place - self.offsets[user] < counts_U[user]]
+
     def eval_users(self, split: str) -> torch.Tensor:
         """The users of `valid` or `test`: those with a positive in it and at least one event before it."""
         start, end = self._range(split)
