@@ -338,7 +338,7 @@ def test_a_run_is_not_overwritten_and_not_resumed_as_another(
         train(tiny_data(tmp_path / "s", seed=1), tiny(), run, "cpu", resume=True, progress=False)
     # A number in place of the auto that it stands for is the same config.
     assert train(data, tiny("model.gate_floor=0.015625"), run, "cpu", resume=True, progress=False)["epochs"] == 3
-    with pytest.raises(ValueError, match="model.gate_floor was 0.015625, now 1.0"):
+    with pytest.raises(ValueError, match=r"model\.gate_floor was 0\.015625, now 1\.0"):
         train(data, tiny("model.gate_floor=1.0"), run, "cpu", resume=True, progress=False)
     # A finished run resumed is a finished run; with more epochs it goes on.
     assert train(data, tiny(), run, "cpu", resume=True, progress=False)["epochs"] == 3

@@ -24,6 +24,7 @@ NAMED = {
     "hstu-trope-paper": Variant("hstu-trope-paper", "hstu-trope", _PRINTED),
 }
 """Variants that `--models` knows besides the presets."""
+_MODELS = (*PRESETS, *NAMED)
 _OF_THE_PRESET = {"model.block", "model.position_bias", "model.time_bias", "model.gate_floor"}
 _OF_THE_COMMAND = {"train.seed"}
 
@@ -57,17 +58,19 @@ def choose(models: Sequence[str], own: Sequence[str] = (), common: Sequence[str]
 
 
 def _named(name: str) -> Variant:
+    if name not in _MODELS:
+        raise ValueError(f"unknown model {name!r}; choose one of {', '.join(_MODELS)}")
     return NAMED.get(name) or Variant(name, name)
 
 
 def _parse(text: str) -> Variant:
     name, equals, rest = text.partition("=")
     model, *settings = (part.strip() for part in rest.split(","))
-    base = _named(model)
-    if not (equals and name.strip() and (model in NAMED or model in PRESETS)) or "/" in name:
+    if not (equals and name.strip() and model in _MODELS) or "/" in name:
         raise ValueError(
-            f"a variant is NAME=MODEL,group.field=value,… with a model of {', '.join([*PRESETS, *NAMED])}, got {text!r}"
+            f"a variant is NAME=MODEL,group.field=value,… with a model of {', '.join(_MODELS)}, got {text!r}"
         )
+    base = _named(model)
     return Variant(name.strip(), base.model, (*base.settings, *settings))
 
 
