@@ -27,6 +27,7 @@ def test_it_turns_what_the_blocks_added_and_leaves_the_rest(rng: torch.Generator
     moments = draw_times((7,), rng)
     y = readout(out, moments, given)
     assert torch.equal(y[:, 8:], out[:, 8:])
+    assert torch.allclose(readout.of_sum(0.3 * out, 0.7 * out, given, moments), y)
     span, t0 = SPAN[1] - SPAN[0], sum(SPAN) // 2
     betas = torch.logspace(math.log10(span / FASTEST), math.log10(span / SLOWEST), 4, dtype=torch.float64)
     speed = 1 / betas + 8.0 / span * readout.turn.get_parameter("delta_q").double()
@@ -38,7 +39,8 @@ def test_it_turns_what_the_blocks_added_and_leaves_the_rest(rng: torch.Generator
 
 
 @pytest.mark.parametrize(("width", "setting", "dims"), [
-    (512, "auto", 128), (128, "auto", 8), (50, "auto", 2), (2048, "auto", 2048), (128, "0.25", 32), (128, "1.0", 128),
+    (512, "auto", 128), (128, "auto", 8), (50, "auto", 4), (4, "auto", 4), (2, "auto", 2), (2048, "auto", 2048),
+    (128, "0.25", 32), (128, "1.0", 128),
 ])  # fmt: skip
 def test_how_many_planes_turn(width: int, setting: str, dims: int) -> None:
     config = preset("hstu-trope", [f"model.width={width}", f"rotary.readout={setting}"])

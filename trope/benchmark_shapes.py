@@ -21,6 +21,7 @@ import torch
 
 from trope.config import Config, preset
 from trope.data.sequences import Sequences
+from trope.variants import choose
 
 FIRST = 1_500_000_000
 LEAST = 5  # events of a user
@@ -47,11 +48,13 @@ class Shape:
     table_state: Literal["full", "row"] = "full"
 
     def config(self, model: str, *settings: str) -> Config:
-        """The model's preset at this size."""
+        """The model at this size: a preset, or a variant that has a name."""
+        (variant,) = choose([model])
         size = {"width": self.width, "blocks": self.blocks, "heads": self.heads, "head_dim": self.head_dim}
         fields = [f"model.{name}={value}" for name, value in size.items()]
         training = [f"train.batch={self.batch}", f"train.table_state={self.table_state}"]
-        return preset(model, [*fields, f"model.max_len={self.max_len}", *training, *settings])
+        sized = [*fields, f"model.max_len={self.max_len}", *training]
+        return preset(variant.model, [*sized, *variant.settings, *settings])
 
 
 SHAPES = {

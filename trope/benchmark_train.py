@@ -36,7 +36,7 @@ from trope.train_guard import Guard
 from trope.train_optimizer import make_optimizer
 from trope.train_step import Feed, Objective
 
-MODELS = ("hstu", "hstu-time", "hstu-torope", "hstu-trope")
+MODELS = ("hstu", "hstu-time", "hstu-torope", "hstu-trope-attention", "hstu-trope")
 GiB = 1 << 30
 
 

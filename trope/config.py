@@ -35,7 +35,7 @@ class RotaryConfig:
     bank, conditioning, phase: geometric or calendar; span or paper; exact or fp32 (TRoPE).
     fusion, time_share, unit: how TO-RoPE divides planes between time and index.
     readout: share of the output's planes that turn with the moment looked from before they meet the items; auto is a
-        quarter at a width of 512, in proportion to the width (trope.readout; HSTU, with any kind).
+        quarter at a width of 512, in proportion to the width, two planes at least (trope.readout; HSTU, any kind).
     """
 
     kind: Kind = "none"
@@ -182,7 +182,10 @@ class Config:
     def readout_share(self) -> float:
         """`rotary.readout` as a number: small data, which narrow models are for, hold less about each item's time."""
         share = self.rotary.readout
-        return min(1.0, self.model.width / PAPER_WIDTH / 4) if share == "auto" else share
+        if share != "auto":
+            return share
+        width = self.model.width
+        return min(1.0, max(width / PAPER_WIDTH / 4, 4 / width))  # two planes at least: one is but the fastest
 
     @property
     def resolved(self) -> Config:

@@ -47,6 +47,7 @@ class SequentialRecommender(nn.Module):
 
     def __init__(self, config: Config, num_items: int, time_span: tuple[int, int]) -> None:
         super().__init__()
+        config = config.resolved  # what is saved with the weights must mean the same when a later version reads it
         model = config.model
         self.config, self.num_items, self.time_span = config, num_items, time_span
         self.items = nn.Embedding(num_items + 1, model.width, padding_idx=0)
@@ -138,8 +139,7 @@ class SequentialRecommender(nn.Module):
         for block in self.blocks:
             x_TE, delta_TE = block(x_TE, delta_TE, context)
         assert delta_TE is not None, "a model has at least one block"
-        out_TE = x_TE + delta_TE
-        return out_TE if self.readout is None else self.readout(out_TE, query_times_T, in_TE)
+        return x_TE + delta_TE if self.readout is None else self.readout.of_sum(x_TE, delta_TE, in_TE, query_times_T)
 
     @staticmethod
     def normalise(out_TE: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from trope import validate
+from trope.kernels.readout import add_turned
 from trope.rotary import TRoPE
 
 # Time constants, as parts of the training data's time span T: periods from 2 pi T / 500, an eightieth of it, to pi T.
@@ -52,8 +53,9 @@ class TimeReadout(nn.Module):
         first, last = validate.check_span(time_span)
         self.width, self.check_values = width, check_values
         planes = max(1, round(share * width / 2))
+        # One coefficient for both sides of a rotation that has but one: nothing is computed for keys.
         self.turn = TRoPE(
-            2 * min(planes, width // 2), time_span=(first, last), learnable=learnable, rotate_key=False,
+            2 * min(planes, width // 2), time_span=(first, last), learnable=learnable, share_alpha=True,
             alpha_init="ones", beta_min=(last - first) / FASTEST, beta_max=(last - first) / SLOWEST,
             check_values=False,
         )  # fmt: skip
@@ -87,3 +89,8 @@ class TimeReadout(nn.Module):
         curve that turns on would say what was popular a period ago."""
         t0, span = self.turn.get_buffer("t0"), self.turn.get_buffer("span")
         return (moments - t0).clamp(min=-(span // 2), max=span - span // 2)
+
+    def of_sum(self, x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, moments_T: Tensor) -> Tensor:
+        """`forward` of x + delta, in one pass over memory: the end of a residual stream that began with `start_TE`."""
+        (freqs_P,), _ = self.turn.turns().frequencies()
+        return add_turned(x_TE, delta_TE, start_TE, self.coordinates(moments_T), freqs_P)

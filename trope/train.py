@@ -74,7 +74,7 @@ def train(
         trope.train_guard.Diverged: at a loss or gradient that is not finite; the last checkpoint is from before.
     """
     with process_group(device) as group, _reproducible(group.device), _stop_signals() as stop:
-        run = Path(out)
+        run, config = Path(out), config.resolved
         all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
         trainer = Trainer(data, config, run, group, resume)
         trainer.run(stop, checkpoint_seconds, progress)
