@@ -63,7 +63,7 @@ def draw_negatives(
         log_q_V = torch.full((num_items + 1,), -math.log(num_items), device=device)
     else:
         is_here_V = torch.zeros(num_items + 1, dtype=torch.int64, device=device).index_fill_(0, targets_T, 1)
-        is_here_V[0] = 0
+        is_here_V[:1].zero_()  # not `[0] = 0`, which copies from the CPU and so cannot be captured in a CUDA graph
         # The k-th unique item is the first row by which k of them have been counted.
         counts_V = is_here_V.cumsum(0)
         unique = counts_V[-1]

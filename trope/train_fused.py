@@ -135,10 +135,10 @@ class FusedStep:
             self.cursor.fill_(index * self.config.train.batch)
         self._epoch, self._next = epoch, index + 1
         plan = self._plan(self.feed.tokens(epoch, index))
-        self._sow(seed_for(self.config.train.seed, "step", step))
         if self.is_captured and plan in self._seen and plan not in self._graphs:
             self._capture(plan)
         self._seen.add(plan)
+        self._sow(seed_for(self.config.train.seed, "step", step))
         if plan not in self._graphs:
             return self._run(plan)
         graph, result = self._graphs[plan]
@@ -175,6 +175,9 @@ class FusedStep:
                 result = self._run(plan)
         except RuntimeError as error:
             self.is_captured = False
+            # torch's generator still believes that it is being recorded, and would refuse to draw.
+            generator = torch.cuda.default_generators[self.device.index or 0]
+            generator.graphsafe_set_state(torch.Generator(self.device).graphsafe_get_state())
             logger.warning("the training step cannot be captured in a CUDA graph, it runs slower: %s", error)
             return
         finally:
