@@ -278,44 +278,71 @@ def train_rows(**wanted: str) -> list[dict[str, str]]:
     return [r for r in found if any(r is each for each in newest.values())]
 
 
+def measured_steps(version: str) -> list[dict[str, str]]:
+    """T-RoPE's steps with full histories, one row a shape: the default's, or where it was not measured without its
+    readout."""
+    found = [
+        *train_rows(version=version, model="hstu-trope", lengths="full"),
+        *train_rows(version=version, model="hstu-trope-attention", lengths="full"),
+    ]
+    return list({r["shape"]: r for r in reversed(found)}.values())[::-1]
+
+
 def training() -> str:
-    """Steps per second of the paper's model, full histories: fused, and what one writes first."""
-    eager = {r["shape"]: float(r["it_per_s"]) for r in train_rows(version="eager", model="hstu-trope", lengths="full")}
+    """Steps per second, full histories: fused, and what one writes first."""
+    eager = {r["shape"]: float(r["it_per_s"]) for r in measured_steps("eager")}
     lines = []
-    for r in train_rows(version="fused", model="hstu-trope", lengths="full"):
+    for r in measured_steps("fused"):
         speed = float(r["it_per_s"])
         times = f"{speed / eager[r['shape']]:.0f} x" if r["shape"] in eager else ""
         plain = f"{eager[r['shape']]:.1f}" if r["shape"] in eager else ""
         lines.append(
-            [r["shape"], f"{speed:.0f}" if speed > 20 else f"{speed:.1f}", plain, times,
+            [r["shape"], r["model"], f"{speed:.0f}" if speed > 20 else f"{speed:.1f}", plain, times,
              f"{float(r['tokens_per_s']):,.0f}", f"{float(r['peak_GiB']):.1f}",
              f"{float(r['fraction_of_roofline']):.0%}"]
         )  # fmt: skip
-    header = ["shape", "fused it/s", "eager it/s", "faster", "tokens/s", "peak GiB", "of roofline"]
+    header = ["shape", "model", "fused it/s", "eager it/s", "faster", "tokens/s", "peak GiB", "of roofline"]
     return f"{_machine(rows('train-h200.csv')[0])}\n\n" + markdown(header, lines)
 
 
 def training_models() -> str:
     """Steps per second of the HSTU models, and what T-RoPE costs over hstu-time in the same measurement."""
-    models, lines = ("hstu", "hstu-time", "hstu-torope", "hstu-trope"), []
+    models, lines = ("hstu", "hstu-time", "hstu-torope", "hstu-trope-attention", "hstu-trope"), []
     for shape in ("pixel1m", "ml20m", "shop"):
         for lengths in ("full", "own"):
             wanted = (shape, lengths, "fused")
             found = [r for r in rows("train-h200.csv") if (r["shape"], r["lengths"], r["version"]) == wanted]
             for commit in dict.fromkeys(r["commit"] for r in found):
                 time = {r["model"]: float(r["p50_ms"]) for r in found if r["commit"] == commit}
-                cost = time["hstu-trope"] / time["hstu-time"] - 1
                 speeds = (f"{1e3 / time[m]:.0f}" if m in time else "" for m in models)
-                lines.append([f"{shape}, {lengths}", *speeds, f"{cost:.1%}", commit[:7]])
-    return markdown(["it/s", *models, "T-RoPE's cost", "commit"], lines)
+                costs = (_cost(time[m], time["hstu-time"]) if m in time else "" for m in models[3:])
+                lines.append([f"{shape}, {lengths}", *speeds, *costs, commit[:7]])
+    return markdown(["it/s", *models, "T-RoPE's cost", "with its readout", "commit"], lines)
+
+
+def readout_kernel() -> str:
+    """What the readout by time costs with its kernel, and without it; each over hstu-time of its own measurement."""
+    files = {"plain PyTorch": "train-h200-plain-readout.csv", "fused": "train-h200.csv"}
+    lines = []
+    for shape in ("pixel1m", "ml20m"):
+        cells = []
+        for file in files.values():
+            found = [r for r in rows(file) if (r["shape"], r["lengths"], r["version"]) == (shape, "full", "fused")]
+            time = {r["model"]: float(r["p50_ms"]) for r in found if r["commit"] == found[0]["commit"]}
+            cells += [f"{time['hstu-trope']:.3f}", _cost(time["hstu-trope"], time["hstu-time"])]
+        lines.append([shape, *cells])
+    return markdown(["hstu-trope, ms", *(each for name in files for each in (name, "over hstu-time"))], lines)
+
+
+def _cost(ours: float, theirs: float) -> str:
+    return f"{ours / theirs - 1:.1%}"
 
 
 def training_roofline() -> str:
     """The terms of the roofline estimate beside the step's time, in milliseconds."""
     keys = ("table_ms", "candidates_ms", "matmul_ms", "attention_ms", "roofline_ms", "p50_ms")
-    found = train_rows(version="fused", model="hstu-trope", lengths="full")
     header = ["ms", "table", "candidates", "matmul", "attention", "sum", "measured"]
-    return markdown(header, [[r["shape"], *(f"{float(r[key]):.2f}" for key in keys)] for r in found])
+    return markdown(header, [[r["shape"], *(f"{float(r[key]):.2f}" for key in keys)] for r in measured_steps("fused")])
 
 
 def evaluation() -> str:
@@ -374,6 +401,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "training": training,
     "training-models": training_models,
     "training-roofline": training_roofline,
+    "readout-kernel": readout_kernel,
     "evaluation": evaluation,
     "parity": parity,
     "headline": headline,
