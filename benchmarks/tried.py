@@ -80,6 +80,8 @@ def main() -> None:
         sys.exit(f"a look and folders of runs, please:\n\n{__doc__}")
     look, *folders = sys.argv[1:]
     runs = [metrics.parent for folder in map(Path, folders) for metrics in sorted(folder.glob(f"*/{METRICS}"))]
+    if not runs:
+        sys.exit(f"no finished run (FOLDER/RUN/{METRICS}) in {' '.join(folders)}")
     with CSV.open() as file:
         lines = {tuple(row[key] for key in KEY): row for row in csv.DictReader(file)}
     for run in runs:

@@ -78,7 +78,8 @@ def test_compare_takes_everything_but_rotary_and_seed_from_the_file(file: Path) 
 @pytest.mark.parametrize(
     "target",
     [
-        "ml-1m", "globo-news", "globo-news-holdout", "amazon-grocery-5core-2014", "amazon-grocery-5core-2014-holdout",
+        "ml-1m", "ml-1m-strict", "globo-news", "globo-news-holdout", "amazon-grocery-5core-2014",
+        "amazon-grocery-5core-2014-holdout",
         "online-retail-ii", "online-retail-ii-holdout", "online-retail-ii-loo", "complete-journey",
         "complete-journey-holdout", "calendar-shop", "calendar-shop-none",
     ],
