@@ -27,6 +27,10 @@ def lines(folder: Path) -> list[dict[str, object]]:
         for model in MODELS
         for run in sorted(folder.glob(f"{model}-seed*"))
     ]
+    runs = [run for run in runs if run.is_finished]
+    seeds = {model: [run.seed for run in runs if run.variant.name == model] for model in MODELS}
+    if seeds[MODELS[0]] != seeds[MODELS[1]]:
+        raise SystemExit(f"{folder} holds other seeds of one model than of the other: {seeds}")
     values = {name: {metric: of[metric] for metric in METRICS} for name, of in mean_over_seeds(runs).items()}
     if tuple(values) != MODELS:
         raise SystemExit(f"{folder} holds no finished runs of {' and '.join(MODELS)}")
@@ -35,7 +39,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
     assert apart is not None
     return [
         {
-            "data": folder.name, "metric": metric, "seeds": len(runs) // 2,
+            "data": folder.name, "metric": metric, "seeds": len(runs) // len(MODELS),
             "attention": 100 * found.means[0, at], "readout": 100 * found.means[1, at],
             "difference": 100 * apart.mean[at], "low": 100 * apart.low[at], "high": 100 * apart.high[at],
         }

@@ -154,4 +154,4 @@ def test_without_the_full_model_there_is_no_ablation(
 def test_list_prints_the_rows_and_needs_no_data() -> None:
     said = CliRunner().invoke(cli.app, ["ablate", "--list"])
     assert said.exit_code == 0 and len(said.output.splitlines()) == len(ROWS)
-    assert "paper  no-time-rab" in said.output and "model.time_bias=false" in said.output
+    assert "paper   no-time-rab" in said.output and "model.time_bias=false" in said.output

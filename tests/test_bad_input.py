@@ -134,6 +134,7 @@ def test_values_can_be_trusted() -> None:
         ({"head_dim": 8, "conditioning": "none"}, r"conditioning must be one of"),
         ({"head_dim": 8, "position": "days"}, r"position must be one of"),
         ({"head_dim": 8, "alpha_init": "zeros"}, r"alpha_init must be one of"),
+        ({"head_dim": 8, "time_span": (1, 10**12)}, r"is it in milliseconds"),
         ({"head_dim": 8, "time_span": (5, 5)}, r"time_span must be \(first, last\) with first < last"),
         ({"head_dim": 8, "time_span": (1, 5), "conditioning": "paper"}, r"takes no time_span"),
         ({"head_dim": 8, "bank": "calendar", "multiscale": False}, r"needs times, multiscale=True"),
@@ -143,6 +144,12 @@ def test_values_can_be_trusted() -> None:
 def test_construction(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TRoPE(**options)
+
+
+def test_int32_seconds_are_seconds() -> None:
+    module = rope()
+    for short, long in zip(module(Q, Q, TIMES.int()), module(Q, Q, TIMES), strict=True):
+        assert torch.equal(short, long)
 
 
 def test_other_constructions() -> None:

@@ -354,6 +354,9 @@ def test_items_over_time_count_training_events_and_ask_from_histories_until_then
     for item, part in zip(events.items, events.parts, strict=True):
         want[part] += item == items
     assert (figure_items.counted(events, items) == want).all()
+    beyond = np.array([data.num_items + 5, 3])  # an item that no event has
+    assert (figure_items.counted(events, beyond)[:, 1] == want[:, 0]).all()
+    assert not figure_items.counted(events, beyond)[:, 0].any()
     places = figure_items.returns(view, events.places)
     starts = set(data.offsets.tolist())
     assert len(places) and all(p not in starts and data.times[p] > data.times[p - 1] for p in places.tolist())

@@ -36,6 +36,50 @@ def test_values_and_gradients(
         assert want.shape == got.shape and torch.allclose(got, want, rtol=1e-6, atol=4 * size)
 
 
+@pytest.mark.parametrize("layout", ["transposed", "expanded", "every second", "one row for all"])
+def test_gradients_and_inputs_of_any_strides(layout: str, device: str, rng: torch.Generator) -> None:
+    coords, freqs = (draw_times((6,), rng) - MIDDLE).to(device), torch.rand(2, generator=rng).double().to(device) / 1e7
+    strange = {
+        "transposed": torch.randn(10, 6, generator=rng).T, "expanded": torch.randn(6, 1, generator=rng).expand(6, 10),
+        "every second": torch.randn(6, 20, generator=rng)[:, ::2], "one row for all": torch.ones(10).expand(6, 10),
+    }[layout].to(device)  # fmt: skip
+    plain = torch.randn(6, 10, generator=rng).to(device)
+    found = []
+    for backend in ("torch", "triton"):
+        x, start = (each.detach().requires_grad_() for each in (strange, plain))
+        y = add_turned(x, strange, start, coords, freqs, backend)
+        found.append((y, *torch.autograd.grad(y, (x, start), strange)))
+    for want, got in zip(*found, strict=True):
+        assert torch.allclose(got, want, atol=1e-5)
+
+
+def test_a_stream_in_bf16_stays_bf16(device: str, rng: torch.Generator) -> None:
+    coords, freqs = (draw_times((6,), rng) - MIDDLE).to(device), torch.rand(2, generator=rng).double().to(device) / 1e7
+    x, delta = (torch.randn(6, 10, generator=rng).to(device) for _ in range(2))
+    want, got = (add_turned(x.bfloat16(), delta, delta, coords, freqs, backend) for backend in ("torch", "triton"))
+    assert want.dtype == got.dtype == torch.bfloat16
+    assert torch.allclose(got.float(), want.float(), atol=2**-5)
+
+
+def test_the_reference_by_differences(rng: torch.Generator) -> None:
+    """In float64, with coordinates and frequencies of order 1, so that differences mean something."""
+    x, delta, start = (torch.randn(4, 6, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    coords = torch.tensor([-2, 0, 1, 3])
+    freqs = torch.rand(2, generator=rng, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda *given: add_turned(*given[:3], coords, given[3], "torch"), (x, delta, start, freqs)
+    )
+
+
+def test_a_second_derivative_is_refused(device: str, rng: torch.Generator) -> None:
+    """Not silently zero."""
+    x = torch.randn(3, 4, generator=rng).to(device).requires_grad_()
+    coords, freqs = torch.tensor([1, 2, 3]).to(device), torch.full((1,), 0.1, dtype=torch.float64, device=device)
+    (grad,) = torch.autograd.grad(add_turned(x, x, x, coords, freqs, "triton").square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
 def test_many_tiles_per_program(device: str, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """More tokens than programs: each sums up several tiles."""
     from trope.kernels import readout_triton

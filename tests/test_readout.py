@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +28,6 @@ def test_it_turns_what_the_blocks_added_and_leaves_the_rest(rng: torch.Generator
     moments = draw_times((7,), rng)
     y = readout(out, moments, given)
     assert torch.equal(y[:, 8:], out[:, 8:])
-    assert torch.allclose(readout.of_sum(0.3 * out, 0.7 * out, given, moments), y)
     span, t0 = SPAN[1] - SPAN[0], sum(SPAN) // 2
     betas = torch.logspace(math.log10(span / FASTEST), math.log10(span / SLOWEST), 4, dtype=torch.float64)
     speed = 1 / betas + 8.0 / span * readout.turn.get_parameter("delta_q").double()
@@ -36,6 +36,66 @@ def test_it_turns_what_the_blocks_added_and_leaves_the_rest(rng: torch.Generator
     )
     assert torch.allclose(torch.view_as_real(turned).flatten(1), y[:, :8], atol=1e-6)
     assert torch.allclose(y[:, :8].norm(dim=1), (out - given)[:, :8].norm(dim=1))
+
+
+@pytest.mark.parametrize("learnable", [True, False])
+def test_of_a_sum_it_is_the_same_with_its_gradients(learnable: bool, device: str, rng: torch.Generator) -> None:
+    """Also at moments before and after the training data, and where frequencies have moved."""
+    readout = TimeReadout(16, SPAN, 0.5, learnable=learnable).to(device)
+    parameters = list(readout.parameters())
+    assert len(parameters) == learnable
+    for parameter in parameters:
+        with torch.no_grad():
+            parameter.copy_(torch.randn(parameter.shape, generator=rng))
+    x, delta, start, up = (torch.randn(7, 16, generator=rng).to(device) for _ in range(4))
+    moments = torch.cat((draw_times((5,), rng), torch.tensor([SPAN[0] - 10**7, SPAN[1] + 10**7]))).to(device)
+    inputs = [each.requires_grad_() for each in (x, delta, start)] + parameters
+    both = (readout(x + delta, moments, start), readout.of_sum(x, delta, start, moments))
+    found = [(y, *torch.autograd.grad(y, inputs, up)) for y in both]
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert not learnable or found[0][-1].abs().min() > 1e-3
+
+
+def test_a_checkpoint_brings_its_time_span_along(rng: torch.Generator) -> None:
+    """Bank and ends follow from it, in a module that was made for another one and in a model around it."""
+    one, other = TimeReadout(16, SPAN), TimeReadout(16, (1_000_000_000, 1_010_000_001))
+    out, moments = torch.randn(9, 16, generator=rng), draw_times((9,), rng)
+    moments[0], moments[-1] = SPAN[0] - 5, SPAN[1] + 5
+    assert not torch.allclose(one(out, moments), other(out, moments), atol=1e-2)
+    torch.nn.ModuleList([other]).load_state_dict(torch.nn.ModuleList([one]).state_dict())
+    assert torch.equal(one(out, moments), other(out, moments))
+    assert torch.equal(one.of_sum(out, out, out, moments), other.of_sum(out, out, out, moments))
+
+
+def test_it_keeps_the_dtype_of_the_output(rng: torch.Generator) -> None:
+    readout, moments = TimeReadout(8, SPAN), draw_times((3,), rng)
+    out, start = torch.randn(3, 8, generator=rng).bfloat16(), torch.randn(3, 8, generator=rng)
+    assert readout(out, moments, start).dtype == readout.of_sum(out, start, start, moments).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["trope", "none"])
+def test_a_model_with_it_is_exported_and_loaded_in_inference_mode(
+    kind: str, tmp_path: Path, rng: torch.Generator
+) -> None:
+    model = SequentialRecommender(preset("hstu-trope", [*SMALL, f"rotary.kind={kind}"]), 9, SPAN).eval()
+    model.save_pretrained(tmp_path)
+    items, times = torch.randint(1, 10, (2, 5), generator=rng), draw_times((2, 5), rng)
+    inputs = (items, times, torch.tensor([5, 3]), times[:, -1] + 60)
+    want = model.encode_last(*inputs)
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return self.model.encode_last(*inputs)
+
+    assert torch.allclose(torch.export.export(Encoder(), inputs).module()(*inputs), want, atol=1e-6)
+    with torch.inference_mode():
+        loaded = SequentialRecommender.from_pretrained(tmp_path).eval()
+        assert torch.allclose(loaded.encode_last(*inputs), want, atol=1e-6)
 
 
 @pytest.mark.parametrize(("width", "setting", "dims"), [
@@ -144,6 +204,8 @@ def test_as_a_drop_in_it_takes_any_shape_and_refuses_what_ruins_it(rng: torch.Ge
         (lambda: readout(out, moments.float()), "moments must be int64 Unix seconds"),
         (lambda: readout(out, moments * 1000), "looks like milliseconds"),
         (lambda: readout(out, moments[0]), r"a moment for each vector, got \(2, 3, 6\) and moments \(3,\)"),
+        (lambda: readout(out, moments, out[0]), r"start must be of out's shape \(2, 3, 6\), got \(3, 6\)"),
+        (lambda: TimeReadout(6, (SPAN[0] * 1000, SPAN[1] * 1000)), "is it in milliseconds"),
         (lambda: TimeReadout(6, SPAN, 0.0), r"a share in \(0, 1\], got 6 and 0.0"),
         (lambda: TimeReadout(6, (5, 5)), "first < last"),
     ):

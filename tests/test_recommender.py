@@ -26,7 +26,7 @@ from trope.model import SequentialRecommender
 from trope.run_folder import open_run
 from trope.serve.catalogue import Catalogue, write_catalogue
 from trope.serve.moments import unix_seconds
-from trope.serve.recommender import Recommender, best_items
+from trope.serve.recommender import Histories, Recommender, best_items
 
 NOW = START + 2_000_000
 MAX_LEN = 8
@@ -233,6 +233,14 @@ def test_bad_events(recommender: Recommender, events: Any, change: Any, said: st
 def test_bad_arguments(recommender: Recommender, events: Any, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         recommender.recommend(events, **{"t_now": NOW, **arguments})
+
+
+@pytest.mark.parametrize("offsets", [[0], [0, 2, 2]], ids=["nobody", "one without events"])
+def test_a_history_has_an_event(recommender: Recommender, offsets: list[int]) -> None:
+    events = np.arange(1, offsets[-1] + 1)
+    histories = Histories(events, START + events, np.array(offsets))
+    with pytest.raises(ValueError, match="there must be a history, and an event in each"):
+        recommender.rank(histories, np.full(len(offsets) - 1, NOW))
 
 
 @given(

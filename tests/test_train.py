@@ -26,13 +26,14 @@ from trope import train as training
 from trope import train_optimizer
 from trope.checkpoint import TrainState
 from trope.cli import app
-from trope.config import Config, read_toml
+from trope.config import Config, preset, read_toml
 from trope.data.sequences import Sequences
 from trope.distributed import Group, process_group
 from trope.metrics import Places
 from trope.model import SequentialRecommender
 from trope.rotary import frequency_parameters
 from trope.train import Interrupted, Trainer, train
+from trope.train_command import resolve_config
 from trope.train_guard import Diverged
 from trope.train_optimizer import make_optimizer
 from trope.train_step import Feed
@@ -353,6 +354,8 @@ def test_a_run_is_not_overwritten_and_not_resumed_as_another(
         (["--config", "nowhere.toml"], "no config file nowhere.toml"),
         (["--device", "abacus"], "device must be"),
         (["--model", "gru4rec"], "unknown model 'gru4rec'"),
+        (["--set", "model.width=0"], "model.width must be greater than 0, got 0"),
+        (["--set", "model.width=1"], "model.width of at least 2, got 1"),
         (["--set", "train.factor=2"], "train.factor must lie in [0, 1), got 2.0"),
         (["--set", "train.stride=1000"], "stride must be from 1 to max_len"),
     ],
@@ -362,6 +365,12 @@ def test_mistakes_on_the_command_line(data: Sequences, tmp_path: Path, arguments
     assert isinstance(result.exception, (ValueError, FileNotFoundError))
     assert words in str(result.exception)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_command_knows_variants_by_name_and_settings_have_the_last_word() -> None:
+    attention = resolve_config("hstu-trope-attention", None, ["model.width=32"], None)
+    assert attention == preset("hstu-trope", ["rotary.readout=0", "model.width=32"])
+    assert resolve_config("hstu-trope-paper", None, ["rotary.phase=exact"], None).rotary.phase == "exact"
 
 
 def test_an_interrupted_run_tells_its_caller(data: Sequences, tmp_path: Path, monkeypatch) -> None:

@@ -14,7 +14,7 @@ def _print_rows(value: bool) -> None:
 
         for row in ROWS:
             own = " ".join(row.variant.settings)
-            typer.echo(f"{row.table:<6} {row.variant.name:<20} {row.label:<40} {row.variant.model} {own}")
+            typer.echo(f"{row.table:<7} {row.variant.name:<20} {row.label:<40} {row.variant.model} {own}")
         raise typer.Exit
 
 

@@ -74,7 +74,11 @@ def bench_train(
         typer.Option(help="pixel200k, pixel1m, pixel8m, ml20m, books, shop or shop-long; may be repeated."),
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="Only this model; may be repeated. Default: all that are HSTU.")
+        list[str] | None,
+        typer.Option(
+            help="Only this model; may be repeated. Default: hstu, hstu-time, hstu-torope, hstu-trope and "
+            "hstu-trope-attention, which has no readout."
+        ),
     ] = None,
     version: Annotated[
         list[str] | None, typer.Option(help="fused, plain or eager (the yardstick); may be repeated.")

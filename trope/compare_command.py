@@ -5,6 +5,7 @@ Given a dataset and models it trains them first (`trope.experiments`); given run
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,9 +139,18 @@ def describe(trained: Trained, common: tuple[str, ...], baselines: Baselines) ->
         deviation[name] = {metric: float(each.std(ddof=1)) for metric, each in found.items() if len(each) > 1}
     return {
         "split": "test", "seeds": seeds, "finished": finished, "settings": list(common),
-        "data": trained.lines[0]["data"], "environment": trained.lines[0]["environment"],
+        "data": trained.lines[0]["data"], "environments": environments(trained.lines),
         "baselines": baselines, "deviation_over_seeds": deviation,
     }  # fmt: skip
+
+
+def environments(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The machines, versions and commits that the runs had, each once."""
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        if line["environment"] not in found:
+            found.append(line["environment"])
+    return found
 
 
 def show(comparison: Comparison, title: str) -> None:

@@ -202,18 +202,6 @@ class Config:
 def _check(config: Config) -> None:
     """What no single field can know."""
     model, train = config.model, config.train
-    if model.block != "hstu" and model.heads * model.head_dim != model.width:
-        raise ValueError(
-            f"{model.block} needs heads * head_dim = width, got {model.heads} * {model.head_dim} != {model.width}; "
-            "set model.head_dim to width / heads"
-        )
-    if model.block != "hstu" and (model.position_bias or model.time_bias):
-        raise ValueError(f"a relative attention bias belongs to block hstu, not {model.block}; set it to false")
-    readout = config.readout_share
-    if not 0 <= readout <= 1:
-        raise ValueError(f"rotary.readout must be auto or a share of the planes, from 0 to 1, got {readout}")
-    if model.block != "hstu" and readout:
-        raise ValueError(f"a readout by time belongs to block hstu, not {model.block}; set rotary.readout to 0")
     positive = {
         "model.width": model.width, "model.blocks": model.blocks, "model.heads": model.heads,
         "model.head_dim": model.head_dim, "model.max_len": model.max_len, "train.batch": train.batch,
@@ -224,6 +212,20 @@ def _check(config: Config) -> None:
     for path, value in positive.items():
         if not value > 0:
             raise ValueError(f"{path} must be greater than 0, got {value}")
+    if model.block != "hstu" and model.heads * model.head_dim != model.width:
+        raise ValueError(
+            f"{model.block} needs heads * head_dim = width, got {model.heads} * {model.head_dim} != {model.width}; "
+            "set model.head_dim to width / heads"
+        )
+    if model.block != "hstu" and (model.position_bias or model.time_bias):
+        raise ValueError(f"a relative attention bias belongs to block hstu, not {model.block}; set it to false")
+    readout = config.readout_share
+    if not 0 <= readout <= 1:
+        raise ValueError(f"rotary.readout must be auto or a share of the planes, from 0 to 1, got {readout}")
+    if readout and model.width < 2:
+        raise ValueError(f"a readout by time needs a plane, that is model.width of at least 2, got {model.width}")
+    if model.block != "hstu" and readout:
+        raise ValueError(f"a readout by time belongs to block hstu, not {model.block}; set rotary.readout to 0")
     shares = {
         "model.dropout": model.dropout, "train.factor": train.factor,
         "train.beta1": train.beta1, "train.beta2": train.beta2,

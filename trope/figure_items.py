@@ -48,7 +48,7 @@ def training_events(view: RunView) -> Events:
 
 def counted(events: Events, items_F: Ints) -> Floats:
     """How many events of each of these items fall into each part, [M, F]."""
-    column = np.full(events.items.max() + 1, -1)
+    column = np.full(max(events.items.max(), items_F.max()) + 1, -1)
     column[items_F] = np.arange(len(items_F))
     found = column[events.items]
     cell = (events.parts * len(items_F) + found)[found >= 0]
@@ -116,7 +116,8 @@ def standouts(counts_MF: Floats) -> list[int]:
 def draw(view: RunView) -> Drawn:
     """A panel an item: its share of the events over time, and what the model expects."""
     events = training_events(view)
-    frequent = np.argsort(-np.bincount(events.items, minlength=view.data.num_items), kind="stable")[:FREQUENT]
+    frequencies = np.bincount(events.items, minlength=view.data.num_items)
+    frequent = np.argsort(-frequencies, kind="stable")[: min(FREQUENT, np.count_nonzero(frequencies))]
     totals = np.bincount(events.parts, minlength=PARTS).astype(np.float64)
     model = expected(view, events, frequent)
     # A part of the span in which next to nothing happened has no shares worth speaking of.

@@ -10,7 +10,7 @@ far as the user's history does not say more. Attention can only weigh what is in
 the whole catalogue. Items do not turn, so any index over their vectors still serves, for any moment (docs/method.md,
 departure 4).
 
-Shape letters: E width, F turning dims.
+Shape letters: T tokens, E width, F turning dims, P turning planes.
 """
 
 from __future__ import annotations
@@ -48,17 +48,22 @@ class TimeReadout(nn.Module):
         check_values: bool = True,
     ) -> None:
         super().__init__()
-        if width < 2 or not 0 < share <= 1:
+        if not isinstance(width, int) or width < 2 or not 0 < share <= 1:
             raise ValueError(f"a readout needs a width of 2 at least and a share in (0, 1], got {width} and {share}")
         first, last = validate.check_span(time_span)
         self.width, self.check_values = width, check_values
         planes = max(1, round(share * width / 2))
-        # One coefficient for both sides of a rotation that has but one: nothing is computed for keys.
+        # Shared, so that a rotation of one side has no coefficients of the other; not rotate_key=False, which would
+        # form its frequencies anew at every call (TRoPE.is_linear).
         self.turn = TRoPE(
             2 * min(planes, width // 2), time_span=(first, last), learnable=learnable, share_alpha=True,
             alpha_init="ones", beta_min=(last - first) / FASTEST, beta_max=(last - first) / SLOWEST,
             check_values=False,
         )  # fmt: skip
+        for end in ("earliest", "latest"):
+            self.register_buffer(end, torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_load_state_dict_post_hook(_follow_span)
+        _follow_span(self)
 
     def forward(self, out: Tensor, moments: Tensor, start: Tensor | None = None) -> Tensor:
         """The outputs with their first F dims turned.
@@ -75,6 +80,8 @@ class TimeReadout(nn.Module):
                 f"out must be [.., {self.width}] with a moment for each vector, got {tuple(out.shape)} and moments "
                 f"{tuple(moments.shape)}"
             )
+        if start is not None and start.shape != out.shape:
+            raise ValueError(f"start must be of out's shape {tuple(out.shape)}, got {tuple(start.shape)}")
         if self.check_values and validate.can_read_values(moments):
             validate.check_time_values(moments, name="moments")
         turning = self.turn.head_dim
@@ -82,15 +89,27 @@ class TimeReadout(nn.Module):
         coords = self.coordinates(moments)
         x = added.reshape(1, -1, 1, turning)  # one sequence, one head, and no keys
         turned, _ = self.turn.rotate(x, x[:, :, :0], coords.reshape(1, 1, -1), coords.reshape(1, 1, -1))
-        return torch.cat((turned.view(added.shape), out[..., turning:]), dim=-1)
+        return torch.cat((turned.view(added.shape).to(out.dtype), out[..., turning:]), dim=-1)
+
+    def of_sum(self, x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, moments_T: Tensor) -> Tensor:
+        """`forward` of x + delta, in one pass over memory: the end of a residual stream that began with `start_TE`.
+
+        The caller has checked the moments.
+        """
+        freqs_P = self.turn.turns().query_frequencies()[0]
+        return add_turned(x_TE, delta_TE, start_TE, self.coordinates(moments_T), freqs_P)
 
     def coordinates(self, moments: Tensor) -> Tensor:
         """Seconds from the middle of the training data, held at its ends: nobody has learned what comes after, and a
         curve that turns on would say what was popular a period ago."""
-        t0, span = self.turn.get_buffer("t0"), self.turn.get_buffer("span")
-        return (moments - t0).clamp(min=-(span // 2), max=span - span // 2)
+        ends = self.get_buffer("earliest"), self.get_buffer("latest")
+        return (moments - self.turn.get_buffer("t0")).clamp(*ends)
 
-    def of_sum(self, x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, moments_T: Tensor) -> Tensor:
-        """`forward` of x + delta, in one pass over memory: the end of a residual stream that began with `start_TE`."""
-        (freqs_P,), _ = self.turn.turns().frequencies()
-        return add_turned(x_TE, delta_TE, start_TE, self.coordinates(moments_T), freqs_P)
+
+def _follow_span(module: nn.Module, _: object = None) -> None:
+    """The bank and the ends follow from the time span, which a checkpoint brings along."""
+    assert isinstance(module, TimeReadout)
+    span = int(module.turn.get_buffer("span"))
+    module.turn.set_bank(span / FASTEST, span / SLOWEST)
+    module.get_buffer("earliest").fill_(-(span // 2))
+    module.get_buffer("latest").fill_(span - span // 2)

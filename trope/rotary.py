@@ -251,6 +251,11 @@ class TRoPE(Rotary):
         # The change of coordinates: one unit of delta turns time t by step * (t - t0) / T, whatever beta is.
         return torch.stack((betas, 2 * math.pi * betas, self.step * betas / span))
 
+    def set_bank(self, beta_min: float, beta_max: float) -> None:
+        """Another range of the frequency bank, seconds."""
+        self.beta_min, self.beta_max = beta_min, beta_max
+        self.get_buffer("_bank_bits").copy_(self._bank().view(torch.int64))
+
     def _constants(self) -> Tensor:
         return from_bits(self.get_buffer("_bank_bits"))
 
@@ -320,8 +325,12 @@ class TRoPE(Rotary):
     def _linear(self) -> tuple[Tensor, ...]:
         """Frequencies of query and key where the coefficients are 0, what a unit of one adds, float64 [1, P]; and the
         origin, 1970 where there is no conditioning."""
+        if torch.compiler.is_compiling():  # a traced tensor has no address
+            return self._form_linear()
         # They change when a checkpoint is loaded or the module moves; in between they are not worth a dozen launches.
-        key = [(x.data_ptr(), x._version, x.device) for x in self._buffers.values() if x is not None]
+        # A tensor of inference mode has no version, and nothing outside of it writes to one.
+        buffers = [x for x in self._buffers.values() if x is not None]
+        key = [(x.data_ptr(), None if x.is_inference() else x._version, x.device) for x in buffers]
         if self._linear_cache is None or self._linear_cache[0] != key:
             with torch.inference_mode(False), torch.no_grad():  # kept beyond whoever asks first
                 self._linear_cache = (key, self._form_linear())
@@ -403,8 +412,7 @@ def _to_calendar(alpha: Tensor, betas: Tensor) -> Tensor:
 def _rebuild_bank(module: nn.Module, _: object) -> None:
     """The calendar bank ends at the time span, which a checkpoint brings along."""
     assert isinstance(module, TRoPE)
-    bits = module.get_buffer("_bank_bits")
-    bits.copy_(module._bank().view(torch.int64))
+    module.set_bank(module.beta_min, module.beta_max)
 
 
 def frequency_parameters(model: nn.Module) -> Iterator[nn.Parameter]:

@@ -19,11 +19,18 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help="sasrec, sasrec-trope, tisasrec, hstu, hstu-time, hstu-torope or hstu-trope. "
+            help="sasrec, sasrec-trope, tisasrec, hstu, hstu-time, hstu-torope, hstu-trope, or hstu-trope-attention "
+            "(T-RoPE without the readout) and hstu-trope-paper (as printed). "
             f"Default: {DEFAULT_MODEL}, or the run's own with --resume."
         ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with all settings, instead of --model.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with all settings, instead of --model. A run's config.toml has numbers where presets "
+            "have auto: they do not follow another model.width."
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="group.field=value, such as train.epochs=20; may be repeated.")
     ] = None,
@@ -63,13 +70,15 @@ def resolve_config(model: str | None, file: Path | None, settings: list[str], ru
     """
     from trope import run_folder
     from trope.config import preset, read_toml, with_settings
+    from trope.variants import choose
 
     if model is not None and file is not None:
         raise ValueError(f"give --model or --config, got both: {model} and {file}")
     if model is None and file is None and run is not None and (run / run_folder.CONFIG).is_file():
         file = run / run_folder.CONFIG
     if file is None:
-        return preset(model or DEFAULT_MODEL, settings)
+        (variant,) = choose([model or DEFAULT_MODEL])
+        return preset(variant.model, [*variant.settings, *settings])
     if not file.is_file():
         raise FileNotFoundError(f"there is no config file {file}")
     return with_settings(read_toml(file), settings)

@@ -175,8 +175,11 @@ class FusedStep:
                 result = self._run(plan)
         except RuntimeError as error:
             self.is_captured = False
-            # torch's generator still believes that it is being recorded, and would refuse to draw.
-            generator = torch.cuda.default_generators[self.device.index or 0]
+            # torch's generator still believes that it is being recorded, and would refuse to draw. A new state of it is
+            # not the one that graphs recorded before would draw from.
+            self._graphs.clear()
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            generator = torch.cuda.default_generators[index]
             generator.graphsafe_set_state(torch.Generator(self.device).graphsafe_get_state())
             logger.warning("the training step cannot be captured in a CUDA graph, it runs slower: %s", error)
             return

@@ -39,6 +39,8 @@ def check_span(span: tuple[int, int]) -> tuple[int, int]:
     first, last = int(span[0]), int(span[1])
     if first >= last:
         raise ValueError(f"time_span must be (first, last) with first < last, Unix seconds, got ({first}, {last})")
+    if last > LATEST_TIME:
+        raise ValueError(f"time_span must be Unix seconds before 2101, got ({first}, {last}); is it in milliseconds?")
     return first, last
 
 
@@ -125,6 +127,7 @@ def _check_extent(length: int, lengths: Tensor | None, offsets: Tensor | None) -
 
 def check_time_values(times: Tensor, valid: Tensor | None = None, name: str = "times") -> None:
     """Real Unix seconds between 1970 and 2100 wherever `valid` (everywhere if None)."""
+    times = times.long() if times.dtype == torch.int32 else times  # whose comparison with the bounds would wrap
     bad = (times < 1) | (times > LATEST_TIME) | ~torch.isfinite(times)
     if valid is not None:
         bad = bad & valid

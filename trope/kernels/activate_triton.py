@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trope.kernels.activate_reference import Turns
 from trope.kernels.joint_gradient import JointGradient
@@ -275,6 +276,7 @@ class _Activate(torch.autograd.Function):
         return pre_TF.view(T, 4, heads, D)[:, 0], out[:, 0], out[:, 1], out[:, 2]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g_u: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         pre_TF, *pointers = ctx.saved_tensors
         _, _, freqs_q, _, slopes_q, slopes_k, *_ = pointers

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trope.kernels.joint_gradient import JointGradient
 from trope.kernels.random_triton import dropout_arguments, dropped
@@ -148,6 +149,7 @@ class _Norm(torch.autograd.Function):
         return new, out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g_new: Tensor | None, g_out: Tensor | None) -> tuple[Tensor | None, ...]:
         new, mean, rstd = ctx.saved_tensors
         T, E = new.shape
@@ -184,6 +186,7 @@ class _Gate(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g_TF: Tensor) -> tuple[Tensor | None, ...]:
         y_TF, u_TF, mean, rstd, p_seed = ctx.saved_tensors
         T, F = y_TF.shape

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trope.kernels.backend import Backend, resolve_backend
 
@@ -34,6 +35,7 @@ class _Project(torch.autograd.Function):
         return x @ low if bias is None else torch.addmm(bias.to(x.dtype), x, low)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         from trope.kernels import project_triton
 

@@ -1,6 +1,6 @@
 """The last residual sum with its turning dims turned, in plain PyTorch: the ground truth for the fused kernel.
 
-Shape letters: T tokens, E width, P turning planes.
+Shape letters: T tokens, E width, F turning dims, P turning planes.
 """
 
 from __future__ import annotations
@@ -16,4 +16,4 @@ def add_turned(x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, coords_T: Tenso
     out_TE = x_TE + delta_TE
     added_TF = out_TE[:, :turning] - start_TE[:, :turning]
     turned = rotate_by(added_TF[None, :, None], coords_T[None, None], freqs_P[None], None, interleaved=True)
-    return torch.cat((turned[0, :, 0], out_TE[:, turning:]), dim=1)
+    return torch.cat((turned[0, :, 0], out_TE[:, turning:]), dim=1).to(x_TE.dtype)

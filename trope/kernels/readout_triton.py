@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trope.kernels.rotary_triton import ROWS, _cos_sin, _sum_rows_kernel
 
@@ -100,6 +101,7 @@ class _AddTurned(torch.autograd.Function):
         return out_TE
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g_TE: Tensor) -> tuple[Tensor | None, ...]:
         out_TE, coords_T, freqs_P = ctx.saved_tensors
         (T, E), P = out_TE.shape, len(freqs_P)

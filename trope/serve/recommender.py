@@ -123,6 +123,8 @@ class Recommender:
         check_choice("filter_seen", filter_seen, FILTERS)
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k must be a whole number from 1, got {k!r}")
+        if len(t_now) == 0 or np.diff(histories.offsets).min() < 1:
+            raise ValueError("there must be a history, and an event in each; leave users without events out")
         parts = list(self._rank_batches(histories, t_now, min(k, len(self.catalogue)), filter_seen))
         return Ranking(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
