@@ -113,9 +113,11 @@ def comparison(name: str) -> str:
     """Means in percent, and the first metric's difference from the first system; then the baselines."""
     found = compared(name)
     metrics, lines = (f"{hit(found)}@10", "NDCG@10", f"{hit(found)}@50", "MRR"), []
+    seeds = Counter(run["name"] for run in trained(name))
     for system, values in found["systems"].items():
+        fewer = "" if seeds[system] == max(seeds.values()) else f" ({seeds[system]} seeds)"
         lines.append(
-            [system, *(f"{100 * values[metric]['mean']:.2f}" for metric in metrics), apart(values, metrics[0])]
+            [system + fewer, *(f"{100 * values[metric]['mean']:.2f}" for metric in metrics), apart(values, metrics[0])]
         )
     for baseline, means in found.get("baselines", {}).items():
         lines.append([baseline, *(f"{100 * means[metric]:.2f}" for metric in metrics), ""])

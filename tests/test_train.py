@@ -26,7 +26,7 @@ from trope import train as training
 from trope import train_optimizer
 from trope.checkpoint import TrainState
 from trope.cli import app
-from trope.config import Config, preset, read_toml
+from trope.config import Config, preset, read_toml, without_effect
 from trope.data.sequences import Sequences
 from trope.distributed import Group, process_group
 from trope.metrics import Places
@@ -371,6 +371,20 @@ def test_the_command_knows_variants_by_name_and_settings_have_the_last_word() ->
     attention = resolve_config("hstu-trope-attention", None, ["model.width=32"], None)
     assert attention == preset("hstu-trope", ["rotary.readout=0", "model.width=32"])
     assert resolve_config("hstu-trope-paper", None, ["rotary.phase=exact"], None).rotary.phase == "exact"
+
+
+def test_settings_without_effect_are_named() -> None:
+    def notes(model: str, *settings: str) -> list[str]:
+        return list(without_effect(preset(model, settings), settings))
+
+    assert not notes("hstu-trope", "rotary.shifted=false", "model.gate_floor=1", "train.lr=0.1")
+    assert notes("hstu-time", "rotary.shifted=false") == [
+        "rotary.shifted has no effect on a model without a rotary encoding (rotary.kind is none)"
+    ]
+    assert not notes("hstu-time", "rotary.readout=0.5", "rotary.learnable=false")
+    assert notes("sasrec", "model.gate_floor=1") == [
+        "model.gate_floor has no effect on block sasrec, which has no gate"
+    ]
 
 
 def test_an_interrupted_run_tells_its_caller(data: Sequences, tmp_path: Path, monkeypatch) -> None:

@@ -114,6 +114,6 @@ def main() -> None:
     """Entry point of the `trope` script and of `python -m trope`."""
     try:
         app()
-    except (ValueError, FileNotFoundError, FileExistsError) as error:
+    except (ValueError, OSError) as error:  # what was asked for cannot be: one line that says so
         typer.secho(f"trope: {error}", fg=typer.colors.RED, err=True)
         sys.exit(2)

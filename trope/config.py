@@ -9,7 +9,7 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -279,6 +279,16 @@ def with_settings(config: Config, settings: Iterable[str]) -> Config:
             raise ValueError(f"{group_name} has no field {name!r}; it has {', '.join(kinds)}")
         values[group_name][name] = _parse(text.strip(), kinds[name], path)
     return from_dict(values)  # checked as a whole: one setting may need another
+
+
+def without_effect(config: Config, settings: Iterable[str]) -> Iterator[str]:
+    """Settings that a model of this kind does not read, each with its reason."""
+    read = {"rotary.kind", "rotary.readout"} | ({"rotary.learnable"} if config.readout_share else set())
+    for path in (setting.partition("=")[0].strip() for setting in settings):
+        if config.rotary.kind == "none" and path.startswith("rotary.") and path not in read:
+            yield f"{path} has no effect on a model without a rotary encoding (rotary.kind is none)"
+        if path == "model.gate_floor" and config.model.block != "hstu":
+            yield f"{path} has no effect on block {config.model.block}, which has no gate"
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def frequency_bank(planes: int, beta_min: float = 1e2, beta_max: float = 1e8) ->
     """Base time constants beta_d in seconds, geometric from beta_min to beta_max, float64 [P] (eq. geomspace)."""
     if planes < 1 or not 0 < beta_min <= beta_max:
         raise ValueError(
-            f"a bank needs at least one plane and 0 < beta_min <= beta_max, got {planes}, {beta_min}, {beta_max}"
+            f"a bank needs at least one plane and 0 < beta_min <= beta_max, got {planes} planes, beta_min {beta_min:g} "
+            f"and beta_max {beta_max:g}"
         )
     return torch.logspace(math.log10(beta_min), math.log10(beta_max), planes, dtype=torch.float64)
 
@@ -199,8 +200,8 @@ class TRoPE(Rotary):
         self.position, self.bank, self.conditioning, self.phase = position, bank, conditioning, phase
         self.learnable, self.multiscale, self.shifted, self.conjugate = learnable, multiscale, shifted, conjugate
         self.rotate_query, self.rotate_key, self.require_t_now = rotate_query, rotate_key, require_t_now
-        self.beta_min = beta_min or (1.0 if by_index else 1e2)
-        self.beta_max = beta_max or (1e4 if by_index else 1e8)
+        self.beta_min = (1.0 if by_index else 1e2) if beta_min is None else beta_min
+        self.beta_max = (1e4 if by_index else 1e8) if beta_max is None else beta_max
         # Absolute calendar planes are frozen: only the first `learned` planes have a coefficient.
         self.learned = self.planes // 2 if bank == "calendar" else self.planes
         self.step = step

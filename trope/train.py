@@ -91,9 +91,14 @@ def train(
             del trainer
         summary = score_test(data.to(group.device), config, run, group, chosen, seconds)
         if progress and group.is_first:
-            reached = f"test {config.train.criterion} {summary['test'][config.train.criterion]:.4f}"
-            tqdm.write(f"best epoch {chosen.best_epoch} of {chosen.epoch}: {reached}")
+            tqdm.write(say_result(summary, config.train.criterion))
         return summary
+
+
+def say_result(summary: dict[str, Any], criterion: str) -> str:
+    """What a training ended with, in a line."""
+    epochs = f"best epoch {summary['best_epoch']} of {summary['epochs']}"
+    return f"{epochs}: test {criterion} {summary['test'][criterion]:.4f}"
 
 
 class Trainer:

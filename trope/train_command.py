@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,14 +48,19 @@ def train(
 
     Ctrl-C and SIGTERM save the run and end with exit code 130 and 143; a loss that is not finite ends with 1.
     """
+    from trope.config import without_effect
     from trope.data.sequences import Sequences
-    from trope.train import Interrupted
+    from trope.train import Interrupted, say_result
     from trope.train import train as run_training
     from trope.train_guard import Diverged
 
     resolved = resolve_config(model, config, settings or [], out if resume else None)
+    for note in without_effect(resolved, settings or []):
+        typer.secho(f"trope: {note}", err=True)
     try:
-        run_training(Sequences.load(data), resolved, out, device, resume, progress, checkpoint_seconds)
+        summary = run_training(Sequences.load(data), resolved, out, device, resume, progress, checkpoint_seconds)
+        if not progress and os.environ.get("RANK", "0") == "0":  # with a bar, training has said so
+            typer.echo(say_result(summary, resolved.train.criterion))
     except Interrupted as interrupted:
         typer.secho(f"trope: {interrupted}", err=True)
         raise typer.Exit(128 + interrupted.signum) from None

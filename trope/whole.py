@@ -16,6 +16,8 @@ from pathlib import Path
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A name to write to, which becomes `path` when the block ends well and vanishes when it does not."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     os.close(handle)
