@@ -76,7 +76,7 @@ def ablate(
     paths = write_report(page, out)
     for section in page.sections:
         if section.title in TITLES.values():
-            show_section(section)
+            show_section(section, "the change from the full model")
     typer.echo(f"report: {', '.join(map(str, paths))}")
     if json is not None:
         labels = {row.variant.name: {"label": row.label, "table": row.table} for row in rows}

@@ -98,7 +98,7 @@ def compare(
         from trope.report_screen import show_section
 
         typer.echo("")
-        show_section(results)
+        show_section(results, "how much the best is above the second best")
         typer.echo(f"\nreport: {out / 'report.md'}, {out / 'report.html'}")
     if json is not None:
         write_json(json, {**about, "resamples": resamples, "seed": seed, **to_dict(comparison)})

@@ -12,8 +12,11 @@ _MARKS = {"best": "bold", "second": "underline"}
 _FILE_WIDTH = 140
 
 
-def show_section(section: Section, console: Console | None = None) -> None:
-    """Print a section's table, without deviations, for which a screen is too narrow; a star is beyond chance."""
+def show_section(section: Section, under: str, console: Console | None = None) -> None:
+    """Print a section's table, without deviations, for which a screen is too narrow; a star is beyond chance.
+
+    under: what the second line of a cell is.
+    """
     table = Table(title=section.title, title_justify="left", box=None)
     for column, cell in enumerate(section.grid.header):
         # On a narrow terminal long names are folded and numbers stay whole.
@@ -21,7 +24,9 @@ def show_section(section: Section, console: Console | None = None) -> None:
         table.add_column(_text(cell), justify="right" if right else "left", overflow="fold", no_wrap=column > 0)
     for row in section.grid.rows:
         table.add_row(*map(_text, row))
-    (console or screen()).print(table)
+    console = console or screen()
+    console.print(table)
+    console.print(Text(f"\nsecond lines: {under}; * where its interval leaves out 0", "dim"))
 
 
 def screen() -> Console:
