@@ -79,7 +79,8 @@ NOTES = {
         "Rows 2 to 5 remove one part more each, down to HSTU + Time RAB; rows 6 to 8 remove one part from the full "
         "model. With independent coefficients the non-stationary key is a sign of alpha_k, so row 2 is the same family "
         'of functions as row 1; "shared" (of ours) shows what it is worth. Row 6: the query looks from its own '
-        "event's time; the paper's words also allow that the query is not rotated at all, which is \"- Query RoPE\" (of ours)."
+        "event's time; the paper's words also allow that the query is not rotated at all, which is "
+        '"- Query RoPE" (of ours).'
     ),
     "ours": (
         "One change each from the full model. fp32, paper's coefficients and no floor are what the paper prints; "
