@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from data_logs import START, loose, prepared, random_log, unnumbered, write_csv,
 
 from trope.data import arrays
 from trope.data.prepare import Options
+from trope.data.published import NAMES, named
 
 ROWS = [(1, n, START + n) for n in range(8)]
 
@@ -35,6 +37,34 @@ def test_times_in_another_unit(tmp_path: Path, unit: str, ticks: int) -> None:
     log = write_parquet(tmp_path / "log.parquet", [(u, i, t * ticks) for u, i, t in ROWS])
     refused(log, tmp_path / "out", f"pass --time-unit {unit}")
     refused(write_parquet(log, ROWS), tmp_path / "out", "look like seconds: pass --time-unit s", time_unit=unit)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_dates_read_as_numbers(tmp_path: Path, suffix: str) -> None:
+    dated = [(u, i, datetime.fromtimestamp(t, UTC).isoformat()) for u, i, t in ROWS]
+    log = {".csv": write_csv, ".parquet": write_parquet}[suffix](tmp_path / f"log{suffix}", dated)
+    said = r"8 bad rows: .*; and 7 more\. The times look like dates \('2020-09-13T.*'\): pass --time-unit iso"
+    refused(log, tmp_path / "out", said)
+    refused(log, tmp_path / "out", said, loose(on_bad="skip"))
+    assert unnumbered(prepared(log, tmp_path / "out", time_unit="iso"))[1] == [(i, t) for _, i, t in ROWS]
+
+
+@pytest.mark.parametrize(("unit", "ticks"), [("s", 1), ("ms", 1_000)])
+def test_numbers_read_as_dates(tmp_path: Path, unit: str, ticks: int) -> None:
+    rows = [(u, i, t * ticks) for u, i, t in ROWS]
+    log = write_csv(tmp_path / "log.csv", rows)
+    refused(log, tmp_path / "out", f"not a date; and 7 more.*look like .*: pass --time-unit {unit}", time_unit="iso")
+    refused(
+        write_parquet(tmp_path / "log.parquet", rows), tmp_path / "out", "is int64; pass --time-unit", time_unit="iso"
+    )
+
+
+def test_a_few_bad_times_are_no_reason_for_another_unit(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [*ROWS, (1, 9, "2020-09-13"), (1, 10, "soon")])
+    refused(log, tmp_path / "out", "2 bad rows: .* Mend them, or pass --on-bad skip")
+    assert prepared(log, tmp_path / "out", loose(on_bad="skip")).num_events == 8
+    log = write_csv(log, [(u, i, "13.09.2020") for u, i, _ in ROWS])
+    refused(log, tmp_path / "other", "not a number.* Mend them")
 
 
 @pytest.mark.parametrize(
@@ -134,6 +164,30 @@ def test_no_files_and_foreign_files(tmp_path: Path) -> None:
     refused(tmp_path / "log.xlsx", tmp_path / "out", "cannot tell what")
     (tmp_path / "log.parquet").write_text("this is no Parquet")
     refused(tmp_path / "log.parquet", tmp_path / "out", "not Parquet")
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("")
+    refused(tmp_path / "log.csv", tmp_path / "out", r"log\.csv is empty; its first line must name the columns")
+    (tmp_path / "log.csv").write_text("\nuser,item,timestamp\n")
+    refused(tmp_path / "log.csv", tmp_path / "out", "begins with an empty line")
+
+
+def test_a_folder_without_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "clicks"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    write_csv(folder / "a.csv", ROWS)
+    assert prepared(".", tmp_path / "out").meta["source"]["name"] == "clicks"
+    write_parquet(folder / "b.parquet", ROWS)
+    refused(".", tmp_path / "other", r"clicks: cannot tell what \.csv, \.parquet holds")
+
+
+def test_a_misspelt_name_lists_the_names(tmp_path: Path) -> None:
+    refused("complete-jurney", tmp_path / "out", "no file at complete-jurney, and no dataset .*complete-journey, ml-1m")
+    for name in NAMES:
+        with pytest.raises((ValueError, FileNotFoundError), match=r"--raw PATH|complete-journey: no file"):
+            named(name, tmp_path if name == "complete-journey" else None, "product")
 
 
 def test_nothing_left_after_filtering(tmp_path: Path) -> None:

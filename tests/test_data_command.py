@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from data_logs import START, random_log, write_csv, write_parquet
@@ -66,8 +68,36 @@ def test_the_calendar_shop_needs_no_files(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(synthetic, "CalendarShop", lambda: small)
     command = ("calendar-shop", "--min-item", "1")
     said = run(*command, "--out", tmp_path / "out", "--protocol", "next-basket")
-    assert "150 users" in said and "model.predicts=next-moment" in said
-    assert "next-moment" not in run(*command, "--out", tmp_path / "loo", "--protocol", "loo-strict")
+    assert "150 users" in said and "baskets" in said
+    assert "next-moment" not in said  # its visitors take one thing at a time
+
+
+def test_a_shop_is_written_as_parquet_only(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["generate", "--out", str(tmp_path / "shop.csv"), "--users", "50"])
+    assert isinstance(result.exception, ValueError) and "name a .parquet file" in str(result.exception)
+    assert not (tmp_path / "shop.csv").exists()
+
+
+@pytest.mark.parametrize("protocol", ["holdout", "loo-strict", "next-basket"])
+def test_events_that_share_their_time_bring_a_hint(tmp_path: Path, protocol: str) -> None:
+    days = [(u, i, START + (t - START) // 86_400 * 86_400) for u, i, t in random_log()]
+    command = ("--out", tmp_path / "out", "--protocol", protocol, "--overwrite")
+    said = " ".join(run(write_csv(tmp_path / "log.csv", days), *command).split())
+    assert "% of events share their time" in said
+    assert ("prepare with --protocol next-basket or holdout" in said) == (protocol == "loo-strict")
+    assert "train with --set model.predicts=next-moment" in said.replace("Train", "train")
+    if protocol != "next-basket":
+        assert "next-moment" not in run(write_csv(tmp_path / "log.csv", random_log()), *command)
+
+
+def test_the_pages_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    run(write_csv(tmp_path / "clicks.csv", random_log()), "--out", "data/clicks")
+    found: dict[str, Any] = {}
+    exec(compile(snippet, "data.md", "exec"), found)
+    assert len(found["batch"].items)
 
 
 def test_errors_are_one_line_and_exit_code_2(tmp_path: Path) -> None:

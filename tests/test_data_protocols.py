@@ -12,7 +12,7 @@ from data_logs import START, Event, events, loose, prepared, write_parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trope.data.protocols import PROTOCOLS, Protocol, Splits, basket_starts, count_before, pieces, split
+from trope.data.protocols import PROTOCOLS, Protocol, Splits, basket_starts, count_before, pieces, split, tied_share
 
 DAY = 86_400
 
@@ -131,3 +131,21 @@ def test_a_cutoff_outside_the_log_is_refused() -> None:
     for cutoff in (START, START + 100 * DAY):
         with pytest.raises(ValueError, match="leaves no training or no test events"):
             Protocol("holdout", cutoff=cutoff).resolve(START, START + 10 * DAY)
+    with pytest.raises(
+        ValueError, match=r"runs from 2020-09-13 12:26:40 UTC \(1600000000\) to 2020-09-23 12:26:40 UTC"
+    ):
+        Protocol("holdout", cutoff=1000 * START).resolve(START, START + 10 * DAY)
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=20),
+    st.lists(st.sampled_from([0, 60]), min_size=1, max_size=20),
+    st.integers(1, 12),
+)
+def test_ties_are_counted_within_users(lengths: list[int], gaps: list[int], size: int) -> None:
+    offsets, times = log_of(lengths, gaps)
+    own = [times[a:b].tolist() for a, b in pairwise(offsets)]
+    tied = sum(user.count(time) > 1 for user in own for time in user)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trope.data.protocols.pieces", lambda offsets: pieces(offsets, size))
+        assert tied_share(times, offsets) == tied / len(times)

@@ -86,6 +86,18 @@ def test_fractions_and_dates_as_text(tmp_path: Path) -> None:
     )
     (tmp_path / "iso").mkdir()
     both(tmp_path / "iso.csv", tmp_path / "iso", time_unit="iso")
+    dates = ["2020-09-13T14:26:42+02:00", "2020-09-13 12:26:40", "2020-09-13", "soon", None]
+    pq.write_table(pa.table({"user": [1] * 5, "item": range(5), "timestamp": dates}), tmp_path / "iso.parquet")
+    (tmp_path / "parquet").mkdir()
+    both(tmp_path / "iso.parquet", tmp_path / "parquet", loose(on_bad="skip"), time_unit="iso")
+
+
+def test_times_of_another_kind_are_recognised(tmp_path: Path) -> None:
+    numbers = write_csv(tmp_path / "numbers.csv", random_log(20))
+    dates = write_csv(tmp_path / "dates.csv", [(1, n, f"2020-09-{n:02}") for n in range(1, 9)])
+    for log, unit, said in ((numbers, "iso", "--time-unit s"), (dates, "s", "--time-unit iso")):
+        with pytest.raises(ValueError, match=f"The times look like .*: pass {said}"):
+            prepared(log, tmp_path / "out", engine="spark", time_unit=unit)
 
 
 def test_bad_rows_are_counted_and_located_alike(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from training import one_thread, tiny, tiny_data  # noqa: F401
 from typer.testing import CliRunner
 
 from trope import (
+    figure_curve,
     figure_frequencies,
     figure_geometry,
     figure_items,
@@ -339,6 +341,33 @@ def test_top_items_at_the_same_moment_are_the_same(run: Path) -> None:
     assert (kept[:, :2] == 10).all() and (kept[:, 2] <= 10).all()
     batch = histories(view, users)
     assert batch.users.tolist() == users.tolist() and figure_moment.horizon(view) <= YEAR
+
+
+def test_what_another_moment_changes_is_said() -> None:
+    offsets = torch.tensor([0, 30 * DAY, 60 * DAY])
+    assert "Asking later, up to 60 d, changes nothing in the top 10" in figure_moment._finding(
+        np.full(3, 10.0), offsets, 10, 5
+    )
+    assert "30 d later changes the most: 2.0 of" in figure_moment._finding(np.array([10.0, 8, 9]), offsets, 10, 5)
+    assert "less than 0.1 of" in figure_moment._finding(np.array([10.0, 9.97, 10]), offsets, 10, 5)
+
+
+@pytest.mark.parametrize("quality", [[0.3, 0.2, 0.1], [0.1, 0.2, 0.3], [0.3]], ids=["first", "last", "only"])
+def test_the_best_epochs_label_stays_inside_its_axes(run: Path, tmp_path: Path, quality: list[float]) -> None:
+    metric = "HR@10"
+    text = (run / "config.toml").read_text()
+    assert f'criterion = "{metric}"' in text
+    (tmp_path / "config.toml").write_text(text)
+    rows = [{"epoch": n, "epoch_loss": 5.0 - n, metric: value} for n, value in enumerate(quality, start=1)]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with figure_style.style():
+        figure = figure_curve.draw(tmp_path).figure
+        figure.draw_without_rendering()
+        axes = figure.axes[1]
+        (label,) = axes.texts
+        inside, frame = label.get_window_extent(), axes.get_window_extent()
+    assert frame.x0 <= inside.x0 and inside.x1 <= frame.x1 and inside.y1 <= frame.y1
+    assert all(float(tick.get_text()).is_integer() for tick in axes.get_xticklabels() if tick.get_text())
 
 
 def test_items_over_time_count_training_events_and_ask_from_histories_until_then(

@@ -7,15 +7,17 @@ from collections import Counter
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from data_logs import Event, prepared, random_log, write_parquet
+from matplotlib.figure import Figure
 from rich.console import Console
 from typer.testing import CliRunner
 
 from trope.cli import app
-from trope.data.inspect import Report, durations, inspect, measure
+from trope.data.inspect import Report, durations, inspect, measure, plots
 from trope.data.inspect.calendar import calendar_signals, mutual_information
 from trope.data.inspect.html import write_html
 from trope.data.inspect.summary import length_bins
@@ -165,6 +167,28 @@ def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     assert "<script" not in first
     assert 'src="' not in first
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_no_line_is_cut_off_and_none_runs_through_the_legend() -> None:
+    """Returns to an item pile up in one bin and rise far above the gaps, which are spread."""
+    gaps, returns = (np.zeros(len(durations.EDGES) + 1, np.int64) for _ in range(2))
+    gaps[1:-1], returns[20] = 10, 100
+    axes = Figure(figsize=(6.4, 3.0), layout="constrained").subplots()
+    plots._gaps(SimpleNamespace(gaps=gaps, returns=returns), axes)
+    axes.figure.draw_without_rendering()
+    bottom, top = axes.get_ylim()
+    legend = axes.get_legend().get_window_extent()
+    legend_bottom = axes.transData.inverted().transform(legend.min)[1]
+    assert bottom == 0 and 100 < legend_bottom < top
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    report_of(random_log(rows=600), tmp_path)
+    items = np.load(tmp_path / "data" / "items.npy")
+    items[:] = 10**6
+    np.save(tmp_path / "data" / "items.npy", items)
+    with pytest.raises(ValueError, match=r"items\.npy does not match its checksum"):
+        inspect(tmp_path / "data", progress=False)
 
 
 def test_command(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,17 @@ def test_ways_to_write_a_moment(moment: Any) -> None:
     assert unix_seconds(moment) == 1_513_792_800
 
 
+@pytest.mark.parametrize("day", ["2017-12-20", date(2017, 12, 20)])
+def test_a_date_is_its_midnight_utc(day: Any) -> None:
+    assert unix_seconds(day) == 1_513_728_000
+
+
 @pytest.mark.parametrize(
     ("moment", "said"),
     [
         ("2017-12-20T18:00:00", "no time zone"),
         ("20171220", "no time zone"),
+        ("2017-13-20", "not a moment"),
         (datetime(2017, 12, 20, 18), "no time zone"),
         ("Christmas", "not a moment"),
         (1_513_792_800.0, "float"),
@@ -292,6 +299,29 @@ def test_the_command_uses_events_up_to_the_moment(run: Path, log: list[Any]) -> 
     times = sorted(time for user, _, time in log if user == "u07")
     result = CliRunner().invoke(app, ["recommend", str(run), "--user", "u07", "--at", str(times[4])])
     assert "from 5 events until" in " ".join(result.output.split())
+
+
+def test_the_command_takes_a_date(run: Path) -> None:
+    result = CliRunner().invoke(app, ["recommend", str(run), "--user", "u07", "--at", "2020-10-20"])
+    assert "user u07 at 2020-10-20 00:00 UTC" in " ".join(result.output.split())
+
+
+def test_the_pages_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "serving.md").read_text()
+    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    data = prepared(write_parquet(tmp_path / "log.parquet", random_log()), tmp_path / "data")
+    make_run(data, tmp_path / "runs" / "clicks")
+    found: dict[str, Any] = {}
+    exec(compile(snippets[0], "serving.md", "exec"), found)
+    top = found["top"].copy()
+    for snippet in snippets[1:]:
+        exec(compile(snippet, "serving.md", "exec"), found)
+    # The page asks the same in three ways.
+    ranking, items = found["ranking"], found["recommender"].catalogue.originals
+    assert items(ranking.items) == list(top["item_id"]) and ranking.rows.tolist() == [0, 0, 0, 1, 1, 1]
+    assert items(found["best"][0]) == list(top["item_id"][:3])
+    assert not {3, 7} & set(found["top"]["item_id"][:3])
 
 
 def test_the_commands_errors(run: Path, tmp_path: Path) -> None:

@@ -45,9 +45,9 @@ def draw(run: Path) -> Drawn:
     if measured:
         epoch, best = max(measured, key=lambda pair: (pair[1], -pair[0]))
         quality.plot(epoch, best, "o", color=RESULT, ms=9)
-        quality.annotate(
-            f"best {best:.2f} %", (epoch, best), (0, 9), textcoords="offset points", ha="right", color=RESULT
-        )
+        # Towards the middle, so that no label leaves the axes.
+        side = "left" if 2 * epoch <= measured[0][0] + measured[-1][0] else "right"
+        quality.annotate(f"best {best:.2f} %", (epoch, best), (0, 9), textcoords="offset points", ha=side, color=RESULT)
         quality.margins(y=0.2)
         title = f"Validation {metric} is best after epoch {epoch} of {rows[-1]['epoch']}: {best:.2f} %"
     return finish(NAME, figure, title, "Loss: mean over the epoch's steps, dropout on. Validation: full catalogue.")
@@ -59,4 +59,4 @@ def _line(axes: Axes, points: list[tuple[int, float]], colour: str, label: str) 
     axes.plot(*zip(*points, strict=True) if points else ([], []), color=colour, lw=2, marker=".")
     axes.set_xlabel("epoch")
     axes.set_ylabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))

@@ -77,17 +77,27 @@ def draw(view: RunView) -> Drawn:
     mean = kept.mean(0)
     _overlap(lists, offsets.numpy() / unit, mean, kept, word)
     size = min(TOP, view.model.num_items)
-    most = int(mean.argmin())
-    title = (
-        f"Asking {duration(float(offsets[most]))} later changes the most: {size - mean[most]:.1f} of the top {size} "
-        f"for the same history (mean of {len(users)} users)"
-    )
+    title = _finding(mean, offsets, size, len(users))
     caption = (
         f"a, b) Dates are the last visits of test user {int(batch.users[0])} of {view.data.path.name}. "
         "c) Cosine of how far the query's rotation has turned since the first t_now: vermilion as at first. "
         "d) Recommendations of this run's model to users from all over the test split; only t_now moves. Thin: ten."
     )
     return finish(NAME, figure, title, caption)
+
+
+def _finding(mean: Floats, offsets: Tensor, size: int, users: int) -> str:
+    """What the later moments change; mean: [M] items of the first top `size` that are left, over so many users."""
+    most = int(mean.argmin())
+    changed = size - mean[most]
+    if changed == 0:
+        until = duration(float(offsets[-1]))
+        return f"Asking later, up to {until}, changes nothing in the top {size} of any of {users} users"
+    amount = f"{changed:.1f}" if changed >= 0.05 else "less than 0.1"
+    return (
+        f"Asking {duration(float(offsets[most]))} later changes the most: {amount} of the top {size} "
+        f"for the same history (mean of {users} users)"
+    )
 
 
 def _date(moment: int) -> str:
@@ -166,8 +176,9 @@ def _overlap(axes: Axes, at: Floats, mean: Floats, kept: Floats, word: str) -> N
     above = 14 if mean[least] < 2.5 else -24
     side = "center" if 0.2 < least / len(at) < 0.8 else "left" if least < len(at) / 2 else "right"
     axes.annotate(
-        f"mean, least {mean[least]:.1f}", (at[least], mean[least]), (0, above), textcoords="offset points",
-        color=RESULT, ha=side, fontweight="bold", bbox={"fc": "white", "ec": "none", "pad": 1.5, "alpha": 0.9},
+        f"mean, least {mean[least]:.1f}", (at[least], mean[least]), (6 if least == 0 else 0, above),
+        textcoords="offset points", color=RESULT, ha=side, fontweight="bold",
+        bbox={"fc": "white", "ec": "none", "pad": 1.5, "alpha": 0.9},
     )  # fmt: skip
     axes.plot(at[least], mean[least], "o", color=RESULT, ms=8)
     axes.set_ylim(-0.2, TOP + 0.4)

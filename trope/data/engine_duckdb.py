@@ -68,17 +68,21 @@ class DuckDB:
     def _read_parquet(self, source: Source) -> Read:
         time = _identifier(source.columns.time)
         kind = pq.read_schema(source.files[0]).field(source.columns.time).type
-        if pa.types.is_temporal(kind):
+        iso = source.time_unit == "iso" and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
+        chosen = {role: _identifier(column) for role, column in source.columns.used().items()}
+        if iso:
+            chosen["written"], time = time, _date_of(time)
+        elif pa.types.is_temporal(kind):
             # epoch_us rounds nanoseconds, Spark truncates them; neither may depend on the engine.
             nanos = pa.types.is_timestamp(kind) and kind.unit == "ns"
             time = f"epoch_ns({time}) // 1000" if nanos else f"epoch_us({time})"
-        chosen = {role: _identifier(column) for role, column in source.columns.used().items()} | {"time": time}
+        chosen["time"] = time
         columns = ", ".join(f"{expression} AS {role}" for role, expression in chosen.items())
         table = self._connection.sql(
             f"SELECT {columns}, (file_index::BIGINT << {ROW_BITS}) + file_row_number AS place "
             f"FROM read_parquet({_listed(source)})"
         )
-        return Read(table, "us" if pa.types.is_temporal(kind) else source.time_unit)
+        return Read(table, "us" if iso or pa.types.is_temporal(kind) else source.time_unit)
 
     def _read_text(self, source: Source) -> Read:
         """Load text files into a table: its row numbers are the rows' order, which a CSV scan alone does not give."""
@@ -89,10 +93,10 @@ class DuckDB:
         self._run(f"CREATE TABLE {name} AS SELECT {columns}, file_index AS file FROM {scan}")
         rejected = self._rejected() if source.kind == "csv" else []
         iso = source.time_unit == "iso"
-        time = "epoch_us(TRY_CAST(time AS TIMESTAMPTZ))" if iso else "time"
+        replaced = f"REPLACE ({_date_of('time')} AS time), time AS written" if iso else ""
         first = f"(SELECT file, min(rowid) AS first FROM {name} GROUP BY file)"
         table = self._connection.sql(
-            f"SELECT t.* EXCLUDE (file) REPLACE ({time} AS time), "
+            f"SELECT t.* EXCLUDE (file) {replaced}, "
             f"(t.file::BIGINT << {ROW_BITS}) + t.rowid - f.first AS place FROM {name} t JOIN {first} f USING (file)"
         )
         return Read(table, "us" if iso else source.time_unit, rejected, renumber=True)
@@ -125,6 +129,10 @@ class DuckDB:
 
 def _quoted(value: object) -> str:
     return "'" + str(value).replace("'", "''") + "'"
+
+
+def _date_of(text: str) -> str:
+    return f"epoch_us(TRY_CAST({text} AS TIMESTAMPTZ))"
 
 
 def _identifier(name: str) -> str:

@@ -78,7 +78,10 @@ class Spark:
         frame = self._session.read.parquet(*map(str, source.files))
         kind = pq.read_schema(source.files[0]).field(source.columns.time).type
         chosen = {role: F.col(f"`{column}`") for role, column in source.columns.used().items()}
-        if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        iso = source.time_unit == "iso" and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
+        if iso:
+            chosen["written"], chosen["time"] = chosen["time"], _date_of(source.columns.time)
+        elif pa.types.is_timestamp(kind) and kind.unit == "ns":
             chosen["time"] = F.expr(f"`{source.columns.time}` div 1000")
         elif pa.types.is_temporal(kind):
             chosen["time"] = F.unix_micros(chosen["time"].cast("timestamp"))
@@ -89,7 +92,7 @@ class Spark:
             F.col("_metadata.row_index").alias("row"),
         ).join(F.broadcast(files), "path")
         frame = frame.withColumn("place", _place(F.col("file"), F.col("row"))).drop("path", "file", "row")
-        return Read(self._table(frame), "us" if pa.types.is_temporal(kind) else source.time_unit)
+        return Read(self._table(frame), "us" if iso or pa.types.is_temporal(kind) else source.time_unit)
 
     def _read_text(self, source: Source) -> Read:
         frame = self._csv(source) if source.kind == "csv" else self._json(source)
@@ -102,10 +105,10 @@ class Spark:
         frame = frame.join(F.broadcast(self._blocks(frame, source)), ["path", "block"])
         frame = frame.withColumn("place", _place(F.col("file"), F.col("id") - F.col("first")))
         rejected = self._rejected(frame, source) if source.kind == "csv" else []
-        time = F.col(f"`{source.columns.time}`")
         iso = source.time_unit == "iso"
         chosen = {role: F.col(f"`{column}`") for role, column in source.columns.used().items()}
-        chosen["time"] = F.unix_micros(F.expr(f"try_cast(`{source.columns.time}` as timestamp)")) if iso else time
+        if iso:
+            chosen["written"], chosen["time"] = chosen["time"], _date_of(source.columns.time)
         if source.kind == "csv":
             frame = frame.filter(F.col(_BROKEN).isNull())
         table = self._table(frame.select(*(column.alias(role) for role, column in chosen.items()), "place"))
@@ -159,6 +162,10 @@ class Spark:
         name = ibis.util.gen_name("trope")
         frame.createOrReplaceTempView(name)
         return self._connection.table(name)
+
+
+def _date_of(column: str) -> Column:
+    return F.unix_micros(F.expr(f"try_cast(`{column}` as timestamp)"))
 
 
 def _place(file: Column, row: Column) -> Column:

@@ -39,7 +39,8 @@ class Read:
     """What a read step hands on.
 
     table: columns `user`, `item`, `time`, `place`, and `basket` and `event` where the source has them. Text files
-        give text columns; temporal columns come as int64 microseconds.
+        give text columns; temporal columns and parsed dates come as int64 microseconds. Where dates were parsed from
+        text, `written` is that text, for messages.
     time_unit: the unit of `time`: `s`, `ms`, `us` or `ns`.
     rejected: rows that could not be split into fields at all; they are not in the table.
     renumber: whether `place` skips the rejected rows.

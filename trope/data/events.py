@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": 
 FAR_FUTURE = 4_102_444_800
 _LONG_AGO = 94_694_400
 _LISTED = 20
+_NO_NUMBER, _NO_DATE = "time is missing or not a number", "time is missing or not a date"
 
 
 @dataclass(frozen=True)
@@ -49,26 +51,42 @@ class Events:
 
 def clean(read: Read, source: Source, skip_bad: bool) -> Events:
     """Check every row; bad ones are an error, or with `skip_bad` left out and counted."""
-    table = read.table.mutate(tick=_tick(read.table.time)).drop("time")
+    kind = read.table.time.type()
+    if read.time_unit == "iso":
+        todo = "cast it to a timestamp" if kind.is_string() else "pass --time-unit s, ms, us or ns"
+        raise ValueError(
+            f"{source.name}: --time-unit iso is for text in files, but the time column {source.columns.time!r} is "
+            f"{kind}{' of a table' if source.kind == 'table' else ''}; {todo}"
+        )
+    table = read.table.mutate(tick=_tick(read.table.time))
+    if kind.is_string() and source.files:
+        table = table.mutate(written=table.time)
+    table = table.drop("time")
     for role in ("user", "item", "basket"):
         if role in table.columns and not (table[role].type().is_integer() or table[role].type().is_string()):
             raise ValueError(
                 f"{source.name}: the {role} column is {table[role].type()}; ids must be integers or text, cast it first"
             )
-    table = table.mutate(reason=_reason(table, TICKS[read.time_unit]))
+    no_time = _NO_DATE if source.time_unit == "iso" else _NO_NUMBER
+    table = table.mutate(reason=_reason(table, TICKS[read.time_unit], no_time))
     facts = _facts(table)
     rows = facts["rows"] + len(read.rejected)
     if rows == 0:
         raise ValueError(f"{source.name} has no events: its files hold no rows")
     _check_unit(facts, read.time_unit, source)
     bad = _bad_rows(table, facts, read, source)
-    if bad.count and not skip_bad:
+    other_unit = _other_unit(table, no_time) if 2 * bad.reasons.get(no_time, 0) > rows else ""
+    # Leaving out what is only misread would leave nothing, or little that is right.
+    if bad.count and (other_unit or not skip_bad):
         raise ValueError(
             f"{source.name} has {bad.count:,} bad row{'s' if bad.count > 1 else ''}: "
-            f"{bad.describe(source.row_word)}. Mend them, or pass --on-bad skip to leave them out"
+            f"{bad.describe(source.row_word, 1 if other_unit else 5)}. "
+            + (other_unit or "Mend them, or pass --on-bad skip to leave them out")
         )
     # Without bad rows there is nothing to filter, and later passes need not read the times for it.
     good = (table.filter(table.reason.isnull()) if facts["bad"] else table).drop("reason")
+    if "written" in good.columns:
+        good = good.drop("written")
     return Events(_typed(good, facts), TICKS[read.time_unit], bad, rows)
 
 
@@ -91,7 +109,7 @@ def _floor(number: ir.Value) -> ir.Value:
     return ibis.ifelse(number.abs() < 2.0**62, number, ibis.null("float64")).floor().cast("int64")
 
 
-def _reason(table: ir.Table, ticks: int) -> ir.Value:
+def _reason(table: ir.Table, ticks: int, no_time: str) -> ir.Value:
     """Why a row cannot be used, or null."""
     cases: list[tuple[ir.BooleanValue, str]] = []
     for role in ("user", "item", "basket"):
@@ -101,7 +119,7 @@ def _reason(table: ir.Table, ticks: int) -> ir.Value:
                 missing = missing | (table[role] == "")
             cases.append((missing, f"{role} is missing"))
     cases += [
-        (table.tick.isnull(), "time is missing or not a number"),
+        (table.tick.isnull(), no_time),
         (table.tick <= 0, "time is zero or negative"),
         (table.tick >= FAR_FUTURE * ticks, "time is after the year 2099"),
     ]
@@ -149,6 +167,22 @@ def _check_unit(facts: dict[str, Any], unit: str, source: Source) -> None:
             f"{source.name}: times up to {last} end before 1973 when read as {UNIT_NAMES[unit]}; "
             f"they look like {UNIT_NAMES[guess]}: pass --time-unit {guess}"
         )
+
+
+def _other_unit(table: ir.Table, no_time: str) -> str:
+    """What to do where the first times without a tick are dates read as numbers or numbers read as dates, else ""."""
+    if "written" not in table.columns:
+        return ""
+    bad = table.filter((table.reason == no_time) & table.written.notnull())
+    texts = [row["written"] for row in bad.order_by("place").limit(_LISTED).select("written").to_pyarrow().to_pylist()]
+    if not texts:
+        return ""
+    if no_time == _NO_NUMBER and all(re.match(r"\s*\d{4}-\d\d-\d\d", text) for text in texts):
+        return f"The times look like dates ({texts[0]!r}): pass --time-unit iso"
+    if no_time == _NO_DATE and all(re.fullmatch(r"\s*\d+(\.\d*)?\s*", text) for text in texts):
+        guess = next((u for u, ticks in TICKS.items() if float(texts[0]) < FAR_FUTURE * ticks), "s")
+        return f"The times look like {UNIT_NAMES[guess]} ({texts[0]!r}): pass --time-unit {guess}"
+    return ""
 
 
 def _bad_rows(table: ir.Table, facts: dict[str, Any], read: Read, source: Source) -> BadRows:

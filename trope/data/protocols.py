@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,8 +62,9 @@ class Protocol:
         cutoff = last + 1 - window if self.cutoff is None else self.cutoff
         if not first < cutoff - window or not cutoff <= last:
             raise ValueError(
-                f"holdout with cutoff {cutoff} and window {window} s leaves no training or no test events: the log "
-                f"runs from {first} to {last}; choose a cutoff inside it, with one window of validation before"
+                f"holdout with cutoff {say_moment(cutoff)} ({cutoff}) and window {say_window(window)} leaves no "
+                f"training or no test events: the log runs from {say_moment(first)} ({first}) to {say_moment(last)} "
+                f"({last}); choose a cutoff inside it, with one window of validation before"
             )
         return Protocol(self.name, cutoff, window)
 
@@ -147,6 +149,25 @@ def basket_starts(labels: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, 
         last[first:end_user] = starts[run] - bounds[:-1]
         one_before[first:end_user] = starts[np.maximum(run - 1, 0)] - bounds[:-1]
     return last, one_before
+
+
+def tied_share(times: np.ndarray, offsets: np.ndarray) -> float:
+    """The share of events that have the time of the event before or after them of the same user."""
+    tied = 0
+    for first, last in pieces(offsets):
+        start, end = int(offsets[first]), int(offsets[last])
+        as_next = np.append(times[start + 1 : end] == times[start : end - 1], False)
+        as_next[offsets[first + 1 : last + 1] - start - 1] = False  # a user's last event has no next
+        tied += int(np.count_nonzero(as_next | np.append(False, as_next[:-1])))
+    return tied / max(int(offsets[-1]), 1)
+
+
+def say_moment(seconds: int) -> str:
+    """Unix seconds as a date and time, and as they are where the calendar has no such date."""
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds} s"
 
 
 def say_window(seconds: int) -> str:

@@ -25,6 +25,11 @@ PAPER = {
     "pixel8m": Counts(8_886_078, 407_082, 158_488_682),
 }
 LEVELS = ("product", "type")
+NAMES = (
+    "complete-journey", "ml-1m", "ml-20m", "amazon-2023:CATEGORY", "amazon-2014:CATEGORY", "pixel200k", "pixel1m",
+    "pixel8m", "recbole:NAME",
+)  # fmt: skip
+"""What `named` knows."""
 
 
 def movielens_1m(raw: Path) -> Source:

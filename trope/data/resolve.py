@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trope.data.published import named
-from trope.data.sources import Columns, Source, check, expand, from_files
+from trope.data.published import NAMES, named
+from trope.data.sources import Columns, Source, check, expand, from_files, kind_of
 
 SHOP = "calendar-shop"
 
@@ -63,7 +63,22 @@ def resolve(request: Request) -> Source:
         return check(replace(source_or_none, columns=request.columns(source_or_none.columns), **unit))
     if request.raw is not None:
         raise ValueError(f"--raw is for datasets known by name, and {request.text!r} is not one; give the path itself")
-    return from_files(Path(request.text).name, expand(request.text), request.columns(Columns()), **unit)
+    where = Path(request.text)
+    name = where.name if where.name not in ("", "..") else where.resolve().name or request.text
+    return from_files(name, _expand(request.text), request.columns(Columns()), **unit)
+
+
+def _expand(text: str) -> tuple[Path, ...]:
+    """The files of a path; where there are none and it could be meant as a name, the error lists the names."""
+    try:
+        return expand(text)
+    except FileNotFoundError as error:
+        path = Path(text)
+        if path.exists() or path.name != text or kind_of(path):
+            raise
+        raise FileNotFoundError(
+            f"{error}, and no dataset of that name; there are {', '.join((*NAMES, SHOP))}"
+        ) from None
 
 
 def _without_password(url: str) -> str:

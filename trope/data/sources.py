@@ -177,6 +177,9 @@ def check(source: Source) -> Source:
     if source.header:
         for file in source.files:
             found = tuple(next(csv.reader([first_line(file)], delimiter=source.delimiter[0]), []))
+            if not found:
+                what = "is empty" if file.stat().st_size == 0 else "begins with an empty line"
+                raise ValueError(f"{file} {what}; its first line must name the columns")
             if fields and found != fields:
                 raise ValueError(
                     f"{file} has columns {', '.join(found)}, but {source.files[0].name} has {', '.join(fields)}; "

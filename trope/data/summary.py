@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from trope.data.protocols import say_window
+from trope.data.folder import read_array
+from trope.data.protocols import say_moment, say_window, tied_share
+
+# From this share on, an order that is the file's alone is most of what a model would learn from.
+_MOSTLY_TIED = 0.5
 
 
 def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -> None:
@@ -23,23 +26,39 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     grid.add_row("dataset", str(out))
     grid.add_row("read", f"{meta['source']['rows']:,} rows of {meta['source']['name']}")
     grid.add_row("kept", ", ".join(numbers))
-    grid.add_row("time", " to ".join(_date(moment) for moment in meta["time_span"]["all"]))
+    grid.add_row("time", " to ".join(say_moment(moment) for moment in meta["time_span"]["all"]))
     grid.add_row("protocol", protocol["name"] + _holdout(protocol))
-    grid.add_row("training", f"{counts['train_events']:,} events, until {_date(meta['time_span']['train'][1])}")
+    grid.add_row("training", f"{counts['train_events']:,} events, until {say_moment(meta['time_span']['train'][1])}")
     grid.add_row("evaluation", f"{counts['valid_users']:,} users validate, {counts['test_users']:,} test")
     grid.add_row("size", f"{sum(entry['bytes'] for entry in meta['arrays'].values()) / 2**20:,.1f} MiB")
     grid.add_row("checksum", meta["checksum"])
     console.print(grid)
-    if protocol["name"] == "next-basket" or ("baskets" in counts and protocol["name"] == "holdout"):
-        console.print(
-            "\nLines of a basket share a time. Train with --set model.predicts=next-moment: they then predict the next "
-            "basket, not the next line of the file.",
-            soft_wrap=True,
-        )
+    hint = _hint_at_ties(meta, out)
+    if hint:
+        console.print(f"\n{hint}", soft_wrap=True, highlight=False)
     if meta["bad_rows"]["count"]:
         _print_bad(meta, console)
     if meta["paper"] is not None:
         _print_paper(meta["paper"], console)
+
+
+def _hint_at_ties(meta: dict[str, Any], out: Path) -> str:
+    """How to train where many events of a user share their time, as the lines of a basket do; else ""."""
+    protocol = meta["protocol"]["name"]
+    times, offsets = (read_array(out, name, meta, verify=False) for name in ("times", "offsets"))
+    share = tied_share(times, offsets)
+    has_baskets = protocol == "next-basket" or "baskets" in meta["counts"]
+    if share <= (0 if has_baskets else _MOSTLY_TIED):
+        return ""
+    said = f"{100 * share:.0f} % of events share their time with another of the same user: their order is the file's. "
+    if protocol.startswith("loo"):
+        return said + (
+            "Leave-one-out asks for the last of them with the others as history. To predict the next basket, prepare "
+            "with --protocol next-basket or holdout, and train with --set model.predicts=next-moment."
+        )
+    return said + (
+        "Train with --set model.predicts=next-moment: they then predict the next basket, not the next line of the file."
+    )
 
 
 def _print_bad(meta: dict[str, Any], console: Console) -> None:
@@ -66,8 +85,4 @@ def _print_paper(rows: dict[str, dict[str, Any]], console: Console) -> None:
 def _holdout(protocol: dict[str, Any]) -> str:
     if protocol["cutoff"] is None:
         return ""
-    return f", {say_window(protocol['window'])} from {_date(protocol['cutoff'])}"
-
-
-def _date(moment: int) -> str:
-    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f", {say_window(protocol['window'])} from {say_moment(protocol['cutoff'])}"

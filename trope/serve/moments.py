@@ -7,26 +7,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, date, datetime
 
 import numpy as np
 
-Moment = str | int | datetime
-"""ISO 8601 with a zone, Unix seconds, or a datetime with a zone."""
-_WAYS = "write it like '2017-12-20T18:00:00Z', as whole Unix seconds, or as a datetime with a zone"
+Moment = str | int | date | datetime
+"""ISO 8601 with a zone, a plain date (its midnight UTC), Unix seconds, or a datetime with a zone."""
+_WAYS = (
+    "write it like '2017-12-20T18:00:00Z', as a date like '2017-12-20' (its midnight UTC), as whole Unix seconds, or "
+    "as a datetime with a zone"
+)
 
 
 def unix_seconds(moment: Moment, name: str = "t_now") -> int:
-    """Unix seconds of one moment; whatever has no zone is refused, since the reader's zone would be a guess."""
+    """Unix seconds of one moment; a time of day without a zone is refused, since the reader's zone would be a guess."""
     if isinstance(moment, (int, np.integer)) and not isinstance(moment, bool):
         return int(moment)
     if isinstance(moment, str):
         # Eight digits are a date to ISO 8601; a Unix second since 1973 has nine or more.
         if re.fullmatch(r"\d{9,}", moment):
             return int(moment)
+        if re.fullmatch(r"\d{4}-\d\d-\d\d", moment):
+            return _midnight(_from_iso(moment, name))
         return _from_datetime(_from_iso(moment, name), name, moment)
     if isinstance(moment, datetime):
         return _from_datetime(moment, name, str(moment))
+    if isinstance(moment, date):
+        return _midnight(moment)
     raise ValueError(f"{name} must be a moment, got {moment!r} ({type(moment).__name__}); {_WAYS}")
 
 
@@ -41,6 +48,11 @@ def seconds_per_user(t_now: Moment | Mapping[int | str, Moment], users: Sequence
             "give one for every user in events"
         )
     return [unix_seconds(t_now[user], f"t_now of user {user!r}") for user in users]
+
+
+def _midnight(day: date) -> int:
+    """The day's first second, in UTC as `trope prepare` reads dates."""
+    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
 
 
 def _from_iso(text: str, name: str) -> datetime:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def recommend(
     run: Annotated[Path, typer.Argument(help="A run made by `trope train`.")],
     user: Annotated[str, typer.Option(help="The user's id, as in the source.")],
-    at: Annotated[str, typer.Option(help="The moment: 2017-12-20T18:00:00Z, or Unix seconds.")],
+    at: Annotated[str, typer.Option(help="The moment: 2017-12-20T18:00:00Z, 2017-12-20 (0:00 UTC), or Unix seconds.")],
     k: Annotated[int, typer.Option("-k", help="How many.")] = 10,
     filter_seen: Annotated[str, typer.Option(help="Leave out: none, or seen items of window or history.")] = "none",
     data: Annotated[Path | None, typer.Option(help="The dataset, if it is not where it was in training.")] = None,

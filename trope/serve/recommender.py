@@ -92,8 +92,8 @@ class Recommender:
         Args:
             events: pandas or polars DataFrame or Arrow table with user_id, item_id and timestamp (whole Unix seconds,
                 or datetimes, UTC where they have no zone), in any order; the model looks at a user's last `max_len`.
-            t_now: ISO 8601 with a zone, Unix seconds, or a datetime with a zone; or one for each user, as a mapping or
-                as the name of a column of `events`.
+            t_now: ISO 8601 with a zone, a plain date (its midnight UTC), Unix seconds, or a datetime with a zone; or
+                one for each user, as a mapping or as the name of a column of `events`.
             k: recommendations per user; fewer where the catalogue has not that many left.
             filter_seen: leave out `none`, the items of the `window` looked at, or of the whole `history`.
             unknown_items: `refuse` events with items the model does not know, or `drop` them.

@@ -78,7 +78,7 @@ class Report:
 
 def inspect(path: Path | str, progress: bool = True) -> Report:
     """Measure the prepared dataset in folder `path`."""
-    data = Sequences.load(path, verify=False)
+    data = Sequences.load(path)
     items, times, offsets = data.items.numpy(), data.times.numpy(), data.offsets.numpy()
     totals = _Totals(data.num_items, int(times.min()), int(times.max()))
     with tqdm(total=len(items), unit=" events", unit_scale=True, desc="inspect", disable=not progress) as bar:

@@ -103,12 +103,14 @@ def _gaps(report: Report, axes: Axes) -> None:
     _durations(axes, report.gaps, BLUE, "to the next event", fill=True)
     if report.returns.sum():
         _durations(axes, report.returns, ORANGE, "since the same item", fill=False)
+    _duration_axes(axes)
     axes.set_ylabel("% of gaps above 0 s")
 
 
 def _lifetimes(report: Report, axes: Axes) -> None:
     axes.set_title("Item lifetime")
     _durations(axes, count_durations(report.lifetimes), BLUE, "items", fill=True)
+    _duration_axes(axes)
     axes.set_ylabel("% of items above 0 s")
 
 
@@ -117,19 +119,22 @@ def _durations(axes: Axes, counts: NDArray[np.int64], colour: str, label: str, f
 
     Durations of zero, which would dwarf the rest in a shop that stamps whole baskets, are told in the legend.
     """
-    units = np.arange(len(UNIT_EDGES))
-    edges = np.interp(np.log(EDGES), np.log(UNIT_EDGES), units)
+    edges = np.interp(np.log(EDGES), np.log(UNIT_EDGES), np.arange(len(UNIT_EDGES)))
     above = counts[1:-1]
     if counts[0] >= 0.005 * counts.sum():
         label += f" ({100 * counts[0] / max(counts.sum(), 1):.0f} % in the same second)"
     share = 100 * above / max(above.sum(), 1)
     axes.stairs(share, edges, fill=fill, color=colour, label=label, linewidth=1.6, alpha=0.8 if fill else 1.0)
+
+
+def _duration_axes(axes: Axes) -> None:
+    """Name the units, and leave head room for the legend; after the last histogram, whose height counts as well."""
+    units = np.arange(len(UNIT_EDGES))
     axes.set_xticks(units, [""] * len(units))
     axes.set_xticks(units[:-1] + 0.5, UNITS[1:], minor=True)
     axes.tick_params(axis="x", which="minor", length=0)
     axes.set_xlim(0, units[-1])
-    # Head room for the legend.
-    axes.margins(y=0.25)
+    axes.margins(y=0.25 if len(axes.patches) == 1 else 0.4)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, loc="upper left")
 

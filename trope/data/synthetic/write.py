@@ -55,6 +55,11 @@ def write_events(
     rows_per_file: about where a folder's next file begins; has no influence on the rows
     """
     path = Path(path)
+    if path.suffix not in ("", ".parquet"):
+        raise ValueError(
+            f"events are written as Parquet, not as {path.suffix}: name a .parquet file or a folder without an ending, "
+            f"got {path}"
+        )
     single = path.suffix == ".parquet"
     truth = path.with_suffix(".truth.json") if single else path / TRUTH
     _check_target(path, truth, overwrite)
