@@ -128,6 +128,8 @@ def test_a_recipe_is_found_by_what_it_prepares() -> None:
         find("pixel1m", ROOT / "configs").making("pixel1m", None)
     made = find("calendar-shop-none", ROOT / "configs").making("calendar-shop-none", None)
     assert [words[0] for words in made] == ["generate", "prepare"] and "--no-yearly" in made[0]
+    made = find("calendar-shop-holdout", ROOT / "configs").making("calendar-shop-holdout", None)
+    assert option(made[0], "--out") == "data/calendar-shop.parquet" == made[1][1] and len(made) == 2
 
 
 def test_a_recipe_runs_from_raw_events_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

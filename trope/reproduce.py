@@ -44,9 +44,11 @@ class Recipe:
         return [Path(option(words, "--out")).name for words in self.commands if words[0] == "prepare"]
 
     def making(self, target: str, source: str | None) -> list[list[str]]:
-        """The commands that make data/TARGET."""
-        outs = (f"data/{target}", f"data/{target}.parquet")
-        found = [words for words in self.commands if words[0] != "compare" and option(words, "--out") in outs]
+        """The commands that make data/TARGET: its preparation, and before it what generates the events, if anything."""
+        out = f"data/{target}"
+        (prepare,) = (words for words in self.commands if words[0] == "prepare" and option(words, "--out") == out)
+        generates = (words for words in self.commands if words[0] == "generate")
+        found = [*(words for words in generates if option(words, "--out") == prepare[1]), prepare]
         if source is None and any(SOURCE in words for words in found):
             raise ValueError(
                 f"data/{target} is not there; say with SOURCE=… where its raw events are, for: "
@@ -106,7 +108,8 @@ def main(
 ) -> None:
     """Prepare a dataset if it is not there, then train, compare and report, as its recipe in configs/ says."""
     recipe = find(target, configs)
-    commands = [] if Path(f"data/{target}").is_dir() else recipe.making(target, source or None)
+    made = [] if Path(f"data/{target}").is_dir() else recipe.making(target, source or None)
+    commands = [words for words in made if not Path(option(words, "--out")).exists()]
     more = ["--jobs", str(jobs), *(["--seeds", str(seeds)] if seeds is not None else [])]
     more += [part for setting in settings or [] for part in ("--set", setting)]
     for words in [*commands, recipe.comparing(target, more)]:
