@@ -416,6 +416,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tried-grocery": lambda: tried("amazon-grocery-5core-2014", "first look"),
     "tried-grocery-holdout": lambda: tried("amazon-grocery-5core-2014-holdout", "first look"),
     "tried-stale": lambda: tried("amazon-grocery-5core-2014-holdout", "stale"),
+    "tried-stale-shop": lambda: tried("calendar-shop-holdout", "stale"),
     "globo-windows": globo_windows,
     "tried-globo": lambda: tried("globo-news", "first look"),
     "tried-globo-day": lambda: tried("globo-news, one-day holdout", "first look"),
