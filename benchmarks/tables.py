@@ -9,7 +9,6 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`, a single numbe
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import statistics
@@ -17,58 +16,21 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
+
+from table_parts import ROOT, markdown, rows
+from tables_speed import SPEED
 
 from trope.config import read_toml
 from trope.report import seconds_per_epoch
 from trope.reproduce import Recipe, option
 
-ROOT = Path(__file__).parent.parent
 PAGES = (
     "README.md", "docs/findings.md", "docs/method.md", "docs/results.md", "docs/reproduce.md", "docs/speed.md",
     "docs/tried.md",
 )  # fmt: skip
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (?P<name>[\w-]+) -->).*?(<!-- end -->)")
-
-
-def rows(name: str) -> list[dict[str, str]]:
-    with (ROOT / "results" / name).open() as file:
-        return list(csv.DictReader(file))
-
-
-def markdown(header: list[str], lines: list[list[str]]) -> str:
-    """A Markdown table with aligned columns; all but the first column are numbers."""
-    table = [header, *lines]
-    widths = [max(3, *(len(line[i]) for line in table)) for i in range(len(header))]
-    rule = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]
-    padded = [
-        [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))] for line in table
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
-
-
-def kernels() -> str:
-    """The operator's forward + backward on the benchmark's shapes, interleaved."""
-    data = [
-        r for r in rows("kernels-h200.csv") if r["layout"] == "interleaved" and r["direction"] == "forward+backward"
-    ]
-    time = {(r["name"], r["version"]): float(r["p50_us"]) for r in data}
-    lines = [
-        [
-            f"{r['B']} x {r['L']} x {r['H']} x {r['D']}",
-            f"{time[r['name'], 'reference']:.0f}",
-            f"{time[r['name'], 'reference compiled']:.0f}",
-            f"{time[r['name'], 'triton']:.0f}",
-            f"{float(r['fraction_of_copy']):.0%}",
-            f"{time[r['name'], 'TRoPE module compiled']:.0f}",
-        ]
-        for r in data
-        if r["version"] == "triton"
-    ]
-    header = ["B x L x H x D", "eager us", "compiled us", "fused us", "of copy bandwidth", "whole module us"]
-    return f"{data[0]['device']}, torch {data[0]['torch']}, bf16.\n\n" + markdown(header, lines)
 
 
 def phases() -> str:
@@ -276,108 +238,6 @@ def pace() -> str:
     return markdown(["results", "model", "events", "seconds per epoch", "device", "trainings in the file"], lines)
 
 
-def train_rows(**wanted: str) -> list[dict[str, str]]:
-    """Rows of the training benchmark; of two measurements of the same, the newer, which is the first."""
-    found = [r for r in rows("train-h200.csv") if all(r[key] == value for key, value in wanted.items())]
-    newest = {(r["shape"], r["model"], r["version"], r["lengths"]): r for r in reversed(found)}
-    return [r for r in found if any(r is each for each in newest.values())]
-
-
-def measured_steps(version: str) -> list[dict[str, str]]:
-    """T-RoPE's steps with full histories, one row a shape: the default's, or where it was not measured without its
-    readout."""
-    found = [
-        *train_rows(version=version, model="hstu-trope", lengths="full"),
-        *train_rows(version=version, model="hstu-trope-attention", lengths="full"),
-    ]
-    return list({r["shape"]: r for r in reversed(found)}.values())[::-1]
-
-
-def training() -> str:
-    """Steps per second, full histories: fused, and what one writes first."""
-    eager = {r["shape"]: float(r["it_per_s"]) for r in measured_steps("eager")}
-    lines = []
-    for r in measured_steps("fused"):
-        speed = float(r["it_per_s"])
-        times = f"{speed / eager[r['shape']]:.0f} x" if r["shape"] in eager else ""
-        plain = f"{eager[r['shape']]:.1f}" if r["shape"] in eager else ""
-        lines.append(
-            [r["shape"], r["model"], f"{speed:.0f}" if speed > 20 else f"{speed:.1f}", plain, times,
-             f"{float(r['tokens_per_s']):,.0f}", f"{float(r['peak_GiB']):.1f}",
-             f"{float(r['fraction_of_roofline']):.0%}"]
-        )  # fmt: skip
-    header = ["shape", "model", "fused it/s", "eager it/s", "faster", "tokens/s", "peak GiB", "of roofline"]
-    return f"{_machine(rows('train-h200.csv')[0])}\n\n" + markdown(header, lines)
-
-
-def training_models() -> str:
-    """Steps per second of the HSTU models, and what T-RoPE costs over hstu-time in the same measurement."""
-    models, lines = ("hstu", "hstu-time", "hstu-torope", "hstu-trope-attention", "hstu-trope"), []
-    for shape in ("pixel1m", "ml20m", "shop"):
-        for lengths in ("full", "own"):
-            wanted = (shape, lengths, "fused")
-            found = [r for r in rows("train-h200.csv") if (r["shape"], r["lengths"], r["version"]) == wanted]
-            for commit in dict.fromkeys(r["commit"] for r in found):
-                time = {r["model"]: float(r["p50_ms"]) for r in found if r["commit"] == commit}
-                speeds = (f"{1e3 / time[m]:.0f}" if m in time else "" for m in models)
-                costs = (_cost(time[m], time["hstu-time"]) if m in time else "" for m in models[3:])
-                lines.append([f"{shape}, {lengths}", *speeds, *costs, commit[:7]])
-    return markdown(["it/s", *models, "T-RoPE's cost", "with its readout", "commit"], lines)
-
-
-def readout_kernel() -> str:
-    """What the readout by time costs with its kernel, and without it; each over hstu-time of its own measurement."""
-    files = {"plain PyTorch": "train-h200-plain-readout.csv", "fused": "train-h200.csv"}
-    lines = []
-    for shape in ("pixel1m", "ml20m"):
-        cells = []
-        for file in files.values():
-            found = [r for r in rows(file) if (r["shape"], r["lengths"], r["version"]) == (shape, "full", "fused")]
-            time = {r["model"]: float(r["p50_ms"]) for r in found if r["commit"] == found[0]["commit"]}
-            cells += [f"{time['hstu-trope']:.3f}", _cost(time["hstu-trope"], time["hstu-time"])]
-        lines.append([shape, *cells])
-    return markdown(["hstu-trope, ms", *(each for name in files for each in (name, "over hstu-time"))], lines)
-
-
-def _cost(ours: float, theirs: float) -> str:
-    return f"{ours / theirs - 1:.1%}"
-
-
-def training_roofline() -> str:
-    """The terms of the roofline estimate beside the step's time, in milliseconds."""
-    keys = ("table_ms", "candidates_ms", "matmul_ms", "attention_ms", "roofline_ms", "p50_ms")
-    header = ["ms", "table", "candidates", "matmul", "attention", "sum", "measured"]
-    return markdown(header, [[r["shape"], *(f"{float(r[key]):.2f}" for key in keys)] for r in measured_steps("fused")])
-
-
-def evaluation() -> str:
-    """Full-catalogue evaluation of every user."""
-    lines = []
-    for r in rows("eval-h200.csv"):
-        on = "all" if r["measured_users"] == r["U"] else f"{int(r['measured_users']):,}, scaled up"
-        version = {"kernel": "fused", "plain": "score tiles"}[r["version"]]
-        seconds = [f"{float(r[key]):.1f}" for key in ("encode_s", "rank_s", "total_s")]
-        lines.append([f"{r['name']}, {version}, {r['precision']}", on, *seconds, f"{float(r['users_per_s']):,.0f}"])
-    return markdown(["", "measured users", "encode s", "rank s", "total s", "users/s"], lines)
-
-
-def parity() -> str:
-    """Losses of 200 steps: fused path and plain PyTorch against float32 on the CPU."""
-    header = ["model", "loss", "fused fp32", "fused bf16", "plain bf16", "mean fused bf16", "mean plain bf16"]
-    keys = ("largest_fp32", "largest_bf16", "largest_plain_bf16", "mean_bf16", "mean_plain_bf16")
-    found = rows("parity-h200.csv")
-    return markdown(
-        header, [[r["model"], f"{r['first_loss']} to {r['last_loss']}", *(r[k] for k in keys)] for r in found]
-    )
-
-
-def _machine(row: dict[str, str]) -> str:
-    return (
-        f"{row['device']}, torch {row['torch']}, bf16; copy {int(row['copy_GB_per_s']):,} GB/s, "
-        f"matmul {row['matmul_TFLOP_per_s']} TFLOP/s."
-    )
-
-
 def prepared(key: str) -> float:
     return float(json.loads((ROOT / "results" / "prepare-158m.json").read_text())[key])
 
@@ -400,16 +260,10 @@ SETS = {
 SHOPS = ("calendar-shop", "calendar-shop-none")
 ABLATED = ("globo-news-holdout", "globo-news", "amazon-grocery-5core-2014-holdout", "amazon-grocery-5core-2014")
 TABLES: dict[str, Callable[[], str]] = {
-    "kernels": kernels,
+    **SPEED,
     "phases": phases,
     "recipes": recipes,
     "pace": pace,
-    "training": training,
-    "training-models": training_models,
-    "training-roofline": training_roofline,
-    "readout-kernel": readout_kernel,
-    "evaluation": evaluation,
-    "parity": parity,
     "headline": headline,
     "readout-gain": readout_gain,
     "validation": validation,

@@ -19,9 +19,9 @@ from typing import Literal
 
 import torch
 
-from trope.config import Config, preset
+from trope.config import Config
 from trope.data.sequences import Sequences
-from trope.variants import choose
+from trope.variants import configure
 
 FIRST = 1_500_000_000
 LEAST = 5  # events of a user
@@ -49,12 +49,10 @@ class Shape:
 
     def config(self, model: str, *settings: str) -> Config:
         """The model at this size: a preset, or a variant that has a name."""
-        (variant,) = choose([model])
         size = {"width": self.width, "blocks": self.blocks, "heads": self.heads, "head_dim": self.head_dim}
         fields = [f"model.{name}={value}" for name, value in size.items()]
         training = [f"train.batch={self.batch}", f"train.table_state={self.table_state}"]
-        sized = [*fields, f"model.max_len={self.max_len}", *training]
-        return preset(variant.model, [*sized, *variant.settings, *settings])
+        return configure(model, [*fields, f"model.max_len={self.max_len}", *training, *settings])
 
 
 SHAPES = {

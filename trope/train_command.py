@@ -75,16 +75,15 @@ def resolve_config(model: str | None, file: Path | None, settings: list[str], ru
     run: a run to resume; its config is the base where neither a model nor a file is given.
     """
     from trope import run_folder
-    from trope.config import preset, read_toml, with_settings
-    from trope.variants import choose
+    from trope.config import read_toml, with_settings
+    from trope.variants import configure
 
     if model is not None and file is not None:
         raise ValueError(f"give --model or --config, got both: {model} and {file}")
     if model is None and file is None and run is not None and (run / run_folder.CONFIG).is_file():
         file = run / run_folder.CONFIG
     if file is None:
-        (variant,) = choose([model or DEFAULT_MODEL])
-        return preset(variant.model, [*variant.settings, *settings])
+        return configure(model or DEFAULT_MODEL, settings)
     if not file.is_file():
         raise FileNotFoundError(f"there is no config file {file}")
     return with_settings(read_toml(file), settings)

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from trope.config import PRESETS, preset, read_toml
+from trope.config import PRESETS, Config, preset, read_toml
 from trope.experiments import Variant
 
 _ATTENTION = ("rotary.readout=0",)
@@ -55,6 +55,12 @@ def choose(models: Sequence[str], own: Sequence[str] = (), common: Sequence[str]
     for variant in variants:
         preset(variant.model, variant.settings)
     return variants
+
+
+def configure(model: str, settings: Sequence[str]) -> Config:
+    """The config of a preset or of a variant by its name; settings have the last word."""
+    variant = _named(model)
+    return preset(variant.model, [*variant.settings, *settings])
 
 
 def _named(name: str) -> Variant:
