@@ -25,7 +25,7 @@ demo: setup
 # A recipe of configs/, from raw events to report: make reproduce DATA=globo-news SOURCE=clicks.parquet JOBS=3
 # (docs/reproduce.md). The interpreter is for tests; where there is a GPU, the kernels are to run on it.
 reproduce: setup
-	env -u TRITON_INTERPRET $(BIN)/python -m trope.reproduce $(DATA) $(if $(SOURCE),--source $(SOURCE)) \
+	env -u TRITON_INTERPRET $(BIN)/python -m trope.experiments.recipes $(DATA) $(if $(SOURCE),--source $(SOURCE)) \
 	  $(if $(JOBS),--jobs $(JOBS)) $(if $(SEEDS),--seeds $(SEEDS)) $(foreach setting,$(SET),--set $(setting))
 
 test: lint unit

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
+from trope.cli.demo import MODELS, OWN_SETTINGS, SETTINGS
 from trope.config import preset
 from trope.data.sequences import Sequences
-from trope.demo import MODELS, OWN_SETTINGS, SETTINGS
-from trope.distributed import process_group
 from trope.environment import commit
-from trope.train import Trainer
+from trope.train.distributed import process_group
+from trope.train.loop import Trainer
 
 WARM_UP, STEPS = 5, 50
 

@@ -18,7 +18,7 @@ import torch
 
 from trope import TRoPE
 from trope.environment import describe
-from trope.kernels import rotary_reference
+from trope.kernels.rotary import reference as rotary_reference
 
 PI = Fraction("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
 SPAN = (1_500_000_000, 1_600_000_000)

@@ -10,8 +10,8 @@ import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from trope.benchmark_shapes import find_shape, generate
-from trope.benchmark_train import Bench
+from trope.bench.shapes import find_shape, generate
+from trope.bench.train import Bench
 
 STEPS = 3
 SHOWN = 36

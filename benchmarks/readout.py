@@ -11,8 +11,8 @@ import csv
 import sys
 from pathlib import Path
 
-from trope.compare import compare_values
-from trope.experiments import Run, Variant, mean_over_seeds
+from trope.evaluate.compare import compare_values
+from trope.experiments.pool import Run, Variant, mean_over_seeds
 
 CSV = Path(__file__).parent.parent / "results" / "readout.csv"
 MODELS = ("hstu-trope-attention", "hstu-trope")

@@ -22,8 +22,8 @@ from table_parts import ROOT, markdown, rows
 from tables_speed import SPEED
 
 from trope.config import read_toml
-from trope.report import seconds_per_epoch
-from trope.reproduce import Recipe, option
+from trope.experiments.recipes import Recipe, option
+from trope.experiments.report.comparison import seconds_per_epoch
 
 PAGES = (
     "README.md", "docs/findings.md", "docs/method.md", "docs/results.md", "docs/reproduce.md", "docs/speed.md",

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from trope.config import PRESETS, Config, preset, read_toml, to_dict
-from trope.experiments import Variant
-from trope.reproduce import find
-from trope.run_folder import CONFIG, ENVIRONMENT, METRICS
-from trope.run_log import NAME as LOG
-from trope.variants import NAMED
+from trope.experiments.pool import Variant
+from trope.experiments.recipes import find
+from trope.experiments.variants import NAMED
+from trope.runs import CONFIG, ENVIRONMENT, METRICS
+from trope.train.log import NAME as LOG
 
 ROOT = Path(__file__).parent.parent
 CSV = ROOT / "results" / "tried.csv"

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from trope.data.prepare import Options, prepare
-from trope.data.resolve import Request, resolve
 from trope.data.sequences import Sequences
+from trope.data.sources.resolve import Request, resolve
 
 START = 1_600_000_000
 Event = tuple[int | str, int | str, int]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from trope import rank_file
 from trope.config import to_toml
 from trope.data.sequences import Sequences
-from trope.evaluate import EvalResult
-from trope.experiments import Run, Variant, plan
-from trope.metrics import Places
-from trope.run_folder import describe_data, write_json, write_text
+from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate.evaluation import EvalResult
+from trope.evaluate.metrics import Places
+from trope.experiments.pool import Run, Variant, plan
+from trope.runs import write_json, write_text
 
 ENVIRONMENT = {
     "device": "NVIDIA H200", "trope": "0.1.0", "torch": "2.11", "triton": "3.6", "cuda": "13", "python": "3.12",
@@ -45,11 +45,11 @@ def finish(
         rank_file.save(run.folder, result, rank_file.About.of(data, "test", run.config))
         write_text(run.folder / "config.toml", to_toml(run.config))
         write_json(run.folder / "env.json", ENVIRONMENT)
-        write_json(run.folder / "data.json", describe_data(data))
+        write_json(run.folder / "data.json", data.describe())
         valid = {metric: value / 2 for metric, value in result.metrics.items()}
         summary = {
             "valid": valid, "test": result.metrics, "best_epoch": 3, "epochs": 4, "steps": 40, "seconds": 10.0,
-            "filter_seen": run.config.eval.filter_seen, "data": describe_data(data),
+            "filter_seen": run.config.eval.filter_seen, "data": data.describe(),
         }  # fmt: skip
         (run.folder / "metrics.json").write_text(json.dumps(summary))
     return runs

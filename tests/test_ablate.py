@@ -13,12 +13,12 @@ from finished_runs import finish
 from training import SIZE, tiny_data
 from typer.testing import CliRunner, Result
 
-from trope import cli
-from trope.ablate import FULL, ROWS, select, variants
+from trope.cli import main as cli
 from trope.config import Config, preset
 from trope.data.sequences import Sequences
-from trope.experiments import Run
-from trope.model import SequentialRecommender
+from trope.experiments.ablation import FULL, ROWS, select, variants
+from trope.experiments.pool import Run
+from trope.models.recommender import SequentialRecommender
 
 PAPER = [
     "T-RoPE", "- Non-Stationary", "- shifted", "- multiscale freq. bank", "- abs. time embedding (HSTU + Time RAB)",

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from trope import benchmark_eval
-from trope.benchmark_eval import Row, evaluation_benchmark, first_users, ranking_flops, sample_users
-from trope.benchmark_shapes import find_shape, generate
+from trope.bench import eval as benchmark_eval
+from trope.bench.eval import Row, evaluation_benchmark, first_users, ranking_flops, sample_users
+from trope.bench.shapes import find_shape, generate
 from trope.environment import describe
-from trope.evaluate import evaluate
+from trope.evaluate.evaluation import evaluate
 
 TINY = find_shape("tiny")
 

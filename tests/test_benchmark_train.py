@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trope.benchmark_shapes import SHAPES, find_shape, generate
-from trope.benchmark_tools import Ceilings
-from trope.benchmark_train import Bench, Row, roofline, training_benchmark
+from trope.bench.shapes import SHAPES, find_shape, generate
+from trope.bench.tools import Ceilings
+from trope.bench.train import Bench, Row, roofline, training_benchmark
 from trope.environment import describe
 
 CPU = torch.device("cpu")

@@ -12,12 +12,12 @@ import pytest
 import torch
 from training import one_thread, tiny, tiny_data, weights
 
-from trope import checkpoint
-from trope.checkpoint import Checkpoints, TrainState
 from trope.data.sequences import Sequences
-from trope.model import SequentialRecommender
-from trope.train import train
-from trope.train_optimizer import make_optimizer
+from trope.models.recommender import SequentialRecommender
+from trope.train import checkpoint
+from trope.train.checkpoint import Checkpoints, TrainState
+from trope.train.loop import train
+from trope.train.optimizer import make_optimizer
 
 __all__ = ["one_thread"]  # a fixture for every test in here
 SPAN = (1_500_000_000, 1_600_000_000)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from trope import rank_file
-from trope.cli import app
-from trope.compare import compare_runs, compare_values
-from trope.evaluate import EvalResult
-from trope.metrics import Places, paired_bootstrap, per_user
+from trope.cli.main import app
+from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate.compare import compare_runs, compare_values
+from trope.evaluate.evaluation import EvalResult
+from trope.evaluate.metrics import Places, paired_bootstrap, per_user
 
 ABOUT = rank_file.About("abc", "loo-strict", "test", "none", 50)
 USERS = 400

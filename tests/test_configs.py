@@ -12,10 +12,10 @@ import pytest
 import typer.main
 from data_logs import random_log, write_parquet
 
-from trope.cli import app
+from trope.cli.main import app
 from trope.config import from_dict, preset, read_toml, to_dict
-from trope.reproduce import Recipe, find, option
-from trope.variants import choose, common_settings, settings_of_file
+from trope.experiments.recipes import Recipe, find, option
+from trope.experiments.variants import choose, common_settings, settings_of_file
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs").glob("*.toml"))
@@ -27,7 +27,7 @@ COMMANDS = typer.main.get_command(app)
 
 
 def reproduce(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "trope.reproduce", *map(str, arguments)]
+    line = [sys.executable, "-m", "trope.experiments.recipes", *map(str, arguments)]
     return subprocess.run(line, cwd=folder, capture_output=True, text=True)
 
 
@@ -155,5 +155,5 @@ def test_a_recipe_runs_from_raw_events_to_report(tmp_path: Path, monkeypatch: py
 def test_make_hands_everything_on() -> None:
     line = ["make", "-n", "reproduce", "DATA=ml-1m", "SOURCE=x.csv", "JOBS=3", "SEEDS=2", "SET=a.b=1 c.d=2"]
     said = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    wanted = "-m trope.reproduce ml-1m --source x.csv --jobs 3 --seeds 2 --set a.b=1 --set c.d=2"
+    wanted = "-m trope.experiments.recipes ml-1m --source x.csv --jobs 3 --seeds 2 --set a.b=1 --set c.d=2"
     assert wanted in " ".join(said.replace("\\\n", " ").split())

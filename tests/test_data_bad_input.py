@@ -19,7 +19,7 @@ from data_logs import START, loose, prepared, random_log, unnumbered, write_csv,
 
 from trope.data import arrays
 from trope.data.prepare import Options
-from trope.data.published import NAMES, named
+from trope.data.sources.published import NAMES, named
 
 ROWS = [(1, n, START + n) for n in range(8)]
 

@@ -15,9 +15,9 @@ from rich.console import Console
 from test_data_sources import pixel
 from typer.testing import CliRunner
 
-from trope.cli import app
+from trope.cli.main import app
+from trope.cli.prepare import _duration, _moment
 from trope.data.folder import read_meta
-from trope.data.prepare_command import _duration, _moment
 from trope.data.summary import summarise
 
 

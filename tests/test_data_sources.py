@@ -15,8 +15,8 @@ from data_logs import loose, prepared, unnumbered
 
 from trope.data.prepare import Options, prepare
 from trope.data.protocols import Protocol
-from trope.data.published import PAPER, amazon_2023, complete_journey, movielens_20m, named, pixelrec
 from trope.data.sequences import Sequences
+from trope.data.sources.published import PAPER, amazon_2023, complete_journey, movielens_20m, named, pixelrec
 
 PAPER_RULE = loose(protocol=Protocol("loo-paper"))
 

@@ -13,16 +13,17 @@ from data_logs import START, Event, loose, prepared, random_log, write_parquet
 from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
-from trope import rank_file, ranking_dot
-from trope.baselines import MostPopular, RecentlyPopular
-from trope.cli import app
+from trope.cli.main import app
 from trope.config import EvalConfig, preset, to_toml
 from trope.data.protocols import Protocol
 from trope.data.sequences import EvalBatch, Sequences
-from trope.evaluate import evaluate, rank_users
+from trope.evaluate import ranking_dot
+from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate.baselines import MostPopular, RecentlyPopular
+from trope.evaluate.evaluation import evaluate, rank_users
 from trope.kernels.ranking import Catalogue
-from trope.model import SequentialRecommender
-from trope.run_folder import DATA, describe_data, write_json
+from trope.models.recommender import SequentialRecommender
+from trope.runs import DATA, write_json
 
 MAX_LEN = 6
 PROTOCOLS = {
@@ -65,7 +66,7 @@ def kernel(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def by_kernel(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("trope.evaluate.resolve_backend", lambda backend, x: "triton")
+    monkeypatch.setattr("trope.evaluate.evaluation.resolve_backend", lambda backend, x: "triton")
     return "triton" if device == "cuda" else "torch"
 
 
@@ -294,7 +295,7 @@ def make_run(run: Path, data: Sequences, model: str = "hstu-trope", seed: int = 
     torch.manual_seed(seed)
     SequentialRecommender(config, data.num_items, data.time_span).save_pretrained(run / "best")
     (run / "config.toml").write_text(to_toml(config))
-    write_json(run / DATA, describe_data(data))
+    write_json(run / DATA, data.describe())
     return run
 
 
@@ -345,7 +346,7 @@ def test_the_command_refuses_other_data_and_other_settings(data: Sequences, tmp_
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
-    from trope.distributed import choose_device
+    from trope.train.distributed import choose_device
 
     assert choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ValueError, match="device must be auto, cpu, cuda or such as cuda:1, got 'gpu'"):

@@ -21,12 +21,14 @@ from finished_runs import finish
 from training import SIZE, last_step, tiny, tiny_data
 from typer.testing import CliRunner, Result
 
-from trope import cli, experiments, train_many
+from trope.cli import main as cli
 from trope.config import to_toml
 from trope.data.sequences import Sequences
-from trope.experiments import Outcome, Run, Variant, plan, run_all
-from trope.run_folder import describe_data, write_json, write_text
-from trope.variants import choose
+from trope.experiments import pool as experiments
+from trope.experiments import train_many
+from trope.experiments.pool import Outcome, Run, Variant, plan, run_all
+from trope.experiments.variants import choose
+from trope.runs import write_json, write_text
 
 MODELS, SEEDS = ("hstu", "sasrec"), (0, 1)
 SETTINGS = (*SIZE, "train.epochs=1")
@@ -226,7 +228,7 @@ def test_a_run_that_fails_is_reported_and_the_others_finish(
     shutil.copytree(trained / "sasrec-seed0", out / "sasrec-seed0")
     (out / "hstu-seed0").mkdir()
     write_text(out / "hstu-seed0" / "config.toml", to_toml(tiny("train.epochs=1", "train.lr=0.5", model="hstu")))
-    write_json(out / "hstu-seed0" / "data.json", describe_data(data))
+    write_json(out / "hstu-seed0" / "data.json", data.describe())
     (out / "sasrec-seed1").write_text("mine")
     result = compare(data.path, out, "--seeds", 2, "--jobs", 2, "--json", tmp_path / "comparison.json")
     assert result.exit_code == 1, result.output

@@ -15,22 +15,20 @@ import torch
 from training import one_thread, tiny, tiny_data  # noqa: F401
 from typer.testing import CliRunner
 
-from trope import (
-    figure_curve,
-    figure_frequencies,
-    figure_geometry,
-    figure_items,
-    figure_layers,
-    figure_moment,
-    figure_movement,
-    figure_stages,
-    figure_style,
-)
-from trope.cli import app
+from trope.cli.main import app
 from trope.data.sequences import Sequences
-from trope.data.units import DAY, MONTH, YEAR
-from trope.figure_attention import attention_maps, hstu_weights, unpadded
-from trope.figure_numbers import (
+from trope.figures import curve as figure_curve
+from trope.figures import frequencies as figure_frequencies
+from trope.figures import geometry as figure_geometry
+from trope.figures import items as figure_items
+from trope.figures import layers as figure_layers
+from trope.figures import moment as figure_moment
+from trope.figures import movement as figure_movement
+from trope.figures import stages as figure_stages
+from trope.figures import style as figure_style
+from trope.figures.attention import attention_maps, hstu_weights, unpadded
+from trope.figures.draw import DRAWN, write_figures
+from trope.figures.numbers import (
     block_sequence,
     block_share,
     causal_correlation,
@@ -45,18 +43,18 @@ from trope.figure_numbers import (
     starting_periods,
     strength,
 )  # fmt: skip
-from trope.figure_run import RunView, burstiness, example, histories, open_run, test_users
-from trope.figure_style import balance, content, duration, finish, page
-from trope.figures import DRAWN, write_figures
-from trope.kernels.attention_reference import attention, time_buckets
+from trope.figures.run import RunView, burstiness, example, histories, open_run, test_users
+from trope.figures.style import balance, content, duration, finish, page
+from trope.kernels.attention.reference import attention, time_buckets
 from trope.kernels.norm import norm
 from trope.kernels.project import project
-from trope.kernels.spans import Spans
-from trope.layers import HSTUBlock
-from trope.model import SequentialRecommender
-from trope.rotary import IndexRoPE, TRoPE, query_times
-from trope.run_folder import open_run as make_run
-from trope.train import train
+from trope.kernels.sequence_layout import Spans
+from trope.models.layers import HSTUBlock
+from trope.models.recommender import SequentialRecommender
+from trope.rotary.trope import IndexRoPE, TRoPE, query_times
+from trope.runs import open_run as make_run
+from trope.times import DAY, MONTH, YEAR
+from trope.train.loop import train
 
 test_users.__test__ = False  # type: ignore[attr-defined]
 NAMES = (

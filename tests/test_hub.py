@@ -11,8 +11,8 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from trope.config import preset
-from trope.hub import PATTERNS, find_folder
-from trope.model import SequentialRecommender
+from trope.models.hub import PATTERNS, find_folder
+from trope.models.recommender import SequentialRecommender
 
 SIZES = ("model.width=8", "model.heads=1", "model.head_dim=8", "model.blocks=1")
 

@@ -16,14 +16,14 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from typer.testing import CliRunner
 
-from trope.cli import app
+from trope.cli.main import app
 from trope.data.inspect import Report, durations, inspect, measure, plots
 from trope.data.inspect.calendar import calendar_signals, mutual_information
 from trope.data.inspect.html import write_html
 from trope.data.inspect.summary import length_bins
 from trope.data.inspect.terminal import show
 from trope.data.synthetic import CalendarShop, write_events
-from trope.data.units import DAY, YEAR
+from trope.times import DAY, YEAR
 
 MOMENT = int(datetime(2024, 2, 29, 13, 30, tzinfo=UTC).timestamp())  # a Thursday
 

@@ -88,7 +88,7 @@ def test_paper_phases(interleaved: bool, device: str) -> None:
 
 def test_many_tiles_per_program(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward loops over tiles once there are more of them than partial rows; the last program has fewer."""
-    from trope.kernels import rotary_triton
+    from trope.kernels.rotary import triton as rotary_triton
 
     monkeypatch.setattr(rotary_triton, "ROWS", 3)
     assert_as_good_as_reference(Problem((2, 63, 2, 2, 64, 64), torch.float32, device), interleaved=True)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import draw_times
 
-from trope.kernels.activate import Turns, activate
-from trope.kernels.joint_gradient import JointGradient
+from trope.kernels.gradient_buffer import JointGradient
 from trope.kernels.norm import gate
+from trope.kernels.silu_rotate import Turns, activate
 
 SHAPES = [  # T, H, D, rotary_dim
     (1, 1, 2, 2),
@@ -99,7 +99,7 @@ def test_missing_gradients_are_zero(which: tuple, device: str) -> None:
 
 def test_many_tiles_per_program(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward loops over tiles once there are more of them than partial rows; the last program has fewer."""
-    from trope.kernels import activate_triton
+    from trope.kernels.silu_rotate import triton as activate_triton
 
     monkeypatch.setattr(activate_triton, "ROWS", 3)
     assert_as_good_as_reference(Problem((126, 2, 64, 64), torch.float32, device))

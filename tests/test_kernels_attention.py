@@ -10,11 +10,12 @@ from torch import Tensor
 
 from trope.kernels import attention
 from trope.kernels.attention import Gaps, hstu_attention, time_gaps
-from trope.kernels.spans import Spans
+from trope.kernels.sequence_layout import Spans
 
 pytest.importorskip("triton.language", reason="needs the package triton")
-from trope.kernels import attention_bias_gradient, attention_runs
-from trope.kernels import attention_triton as triton_attention
+from trope.kernels.attention import bias_gradient as attention_bias_gradient
+from trope.kernels.attention import runs as attention_runs
+from trope.kernels.attention import triton as triton_attention
 
 FIRST = 1_600_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trope.kernels.cut import Plan, Source, cut_tokens
+from trope.kernels.batch import Plan, Source, cut_tokens
 
 pytest.importorskip("triton", reason="needs the package triton")
 

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from trope.kernels import embed_reference, random_reference
 from trope.kernels.embed import embed, embed_backward
+from trope.kernels.embed import reference as embed_reference
+from trope.kernels.random import reference as random_reference
 
 SHAPES = [([1], 8), ([3, 0, 4], 50), ([5, 1, 2, 6], 64), ([2] * 40, 16), ([3, 9], 512)]  # lengths of sequences, E
 

@@ -5,8 +5,10 @@ import itertools
 import pytest
 import torch
 
-from trope.kernels import norm_reference, random_reference, random_triton
 from trope.kernels.norm import gate, norm
+from trope.kernels.norm import reference as norm_reference
+from trope.kernels.random import reference as random_reference
+from trope.kernels.random import triton as random_triton
 
 SHAPES = [(1, 8), (7, 50), (5, 64), (19, 128), (3, 512), (2, 1024), (2, 6)]  # T, E
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from trope.kernels.project import project
 
-project_triton = pytest.importorskip("trope.kernels.project_triton", reason="needs the package triton")
+project_triton = pytest.importorskip("trope.kernels.project.triton", reason="needs the package triton")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

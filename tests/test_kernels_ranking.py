@@ -14,9 +14,9 @@ from conftest import on_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trope.kernels import ranking_triton
 from trope.kernels.ranking import Catalogue, places
-from trope.kernels.ranking_reference import scaled
+from trope.kernels.ranking import triton as ranking_triton
+from trope.kernels.ranking.reference import scaled
 
 
 class Problem:

@@ -82,7 +82,7 @@ def test_a_second_derivative_is_refused(device: str, rng: torch.Generator) -> No
 
 def test_many_tiles_per_program(device: str, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """More tokens than programs: each sums up several tiles."""
-    from trope.kernels import readout_triton
+    from trope.kernels.readout import triton as readout_triton
 
     monkeypatch.setattr(readout_triton, "ROWS", 2)
     test_values_and_gradients(100, 6, 2, torch.float32, device, rng)

@@ -160,7 +160,7 @@ def test_many_candidates_are_turned_to_coefficients_in_blocks(device: str) -> No
 
 
 def test_reference_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trope.kernels import softmax_reference
+    from trope.kernels.softmax import reference as softmax_reference
 
     problem = Problem((7, 50, 40, 11), torch.float64, "cpu")
     whole = problem.run("torch")

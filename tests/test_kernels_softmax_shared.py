@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trope.config import TrainConfig
-from trope.kernels import softmax_shared
 from trope.kernels.softmax import sampled_softmax
-from trope.kernels.softmax_shared import SharedResult, shared_softmax
-from trope.loss import Negatives, draw_negatives, token_losses
+from trope.kernels.softmax import shared as softmax_shared
+from trope.kernels.softmax.shared import SharedResult, shared_softmax
+from trope.train.loss import Negatives, draw_negatives, token_losses
 
 TEMPERATURE = 0.05
 WEIGHT = torch.tensor([0.3])

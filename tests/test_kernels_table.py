@@ -183,7 +183,7 @@ def test_three_steps_are_autograd_and_adamw(shape: tuple, backend: str, state: s
 @pytest.mark.parametrize("step", [1, 5000])
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
 def test_bias_corrections_are_those_of_float64(step: int, beta1: float, device: str) -> None:
-    from trope.kernels import table_triton
+    from trope.kernels.table import triton as table_triton
 
     hyper = torch.tensor([1e-3, beta1, 0.9999, 1e-8, 0.1, step], device=device)
     factors = torch.empty(8, device=device)
@@ -233,7 +233,7 @@ def test_updates_are_deterministic(device: str) -> None:
 
 
 def test_both_regimes_are_tested() -> None:
-    from trope.kernels import table_triton
+    from trope.kernels.table import triton as table_triton
 
     tiles = [table_triton._tile(E, T * C / (V + 1)) for T, E, V, C in SHAPES]
     assert {tile["ROWS"] for tile in tiles} >= {1, 2, 4} and {tile["CHUNK"] for tile in tiles} >= {2, 32}

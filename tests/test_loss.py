@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trope import loss as losses
 from trope.config import TrainConfig
-from trope.loss import Negatives, draw_negatives, token_losses
+from trope.train import loss as losses
+from trope.train.loss import Negatives, draw_negatives, token_losses
 
 V, E, T, N = 40, 6, 11, 5
 TEMPERATURE = 0.05

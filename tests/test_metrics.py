@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trope.metrics import Places, average, bootstrap, paired_bootstrap, per_user
-from trope.ranking import Cells, place
+from trope.evaluate.metrics import Places, average, bootstrap, paired_bootstrap, per_user
+from trope.evaluate.ranking import Cells, place
 
 CUTOFFS = (1, 2, 3, 10)
 Case = tuple[list[int], set[int]]  # scores of items 1, 2, .. and the positives

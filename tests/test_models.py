@@ -13,11 +13,11 @@ from conftest import draw_times
 
 from trope.config import PRESETS, Config, ModelConfig, from_dict, preset, read_toml, to_dict, to_toml
 from trope.kernels.attention import time_gaps
-from trope.kernels.attention_reference import bias, time_buckets
+from trope.kernels.attention.reference import bias, time_buckets
 from trope.kernels.norm import gate
-from trope.kernels.spans import Spans
-from trope.layers import Context, HSTUBlock, IntervalAttention, IntervalTables, relative_intervals
-from trope.model import SequentialRecommender
+from trope.kernels.sequence_layout import Spans
+from trope.models.layers import Context, HSTUBlock, IntervalAttention, IntervalTables, relative_intervals
+from trope.models.recommender import SequentialRecommender
 
 SMALL = ["model.width=16", "model.heads=2", "model.head_dim=8", "model.max_len=12", "model.dropout=0.0"]
 SPAN = (1_500_000_000, 1_600_000_000)

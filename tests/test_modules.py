@@ -9,7 +9,7 @@ from conftest import SECONDS, draw_times
 
 from trope import IndexRoPE, TORoPE, TRoPE, frequency_bank, frequency_parameters
 from trope.kernels import backend as backend_module
-from trope.rotary import DAY, NEUTRAL_SPAN, WEEK, YEAR, calendar_bank
+from trope.rotary.trope import DAY, NEUTRAL_SPAN, WEEK, YEAR, calendar_bank
 
 ENCODINGS = [TRoPE, TORoPE, IndexRoPE]
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from training import tiny
 
 from trope import query_times
-from trope.data.moments import next_moments
+from trope.data.next_moments import next_moments
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
-from trope.distributed import Group
-from trope.kernels.cut import Plan, Source, cut_tokens
-from trope.model import SequentialRecommender
-from trope.train import train
-from trope.train_step import Feed
+from trope.kernels.batch import Plan, Source, cut_tokens
+from trope.models.recommender import SequentialRecommender
+from trope.train.distributed import Group
+from trope.train.loop import train
+from trope.train.step import Feed
 
 CPU, START = torch.device("cpu"), 1_500_000_000
 # Of each user the events at each moment: [2, 1] is a basket of two, then one of one.

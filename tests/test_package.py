@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import trope
-from trope import benchmark
-from trope.cli import app
+from trope.bench import kernels as benchmark
+from trope.cli.main import app
 
 HEAVY = (
     "typer", "rich", "tqdm", "pandas", "pyarrow", "ibis", "duckdb", "pyspark", "matplotlib", "transformers",

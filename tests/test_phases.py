@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trope import TRoPE
-from trope.kernels import rotary_reference, rotate_qk
-from trope.rotary import STEP
-from trope.validate import LATEST_TIME
+from trope.kernels import rotate_qk
+from trope.kernels.rotary import reference as rotary_reference
+from trope.rotary.checks import LATEST_TIME
+from trope.rotary.trope import STEP
 
 PI = Fraction("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
 PLANES = 64

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from conftest import draw_times
 
 from trope.config import preset
-from trope.model import SequentialRecommender
-from trope.readout import FASTEST, SLOWEST, TimeReadout
-from trope.rotary import frequency_parameters
+from trope.models.recommender import SequentialRecommender
+from trope.rotary.readout import FASTEST, SLOWEST, TimeReadout
+from trope.rotary.trope import frequency_parameters
 
 SPAN = (1_500_000_000, 1_600_000_000)
 SMALL = ["model.width=16", "model.heads=2", "model.head_dim=8", "model.max_len=12", "model.dropout=0.0"]

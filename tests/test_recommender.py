@@ -20,12 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from trope.cli import app
+from trope.cli.main import app
 from trope.config import preset
+from trope.data.catalogue import Catalogue
 from trope.data.sequences import Sequences
-from trope.model import SequentialRecommender
-from trope.run_folder import open_run
-from trope.serve.catalogue import Catalogue, write_catalogue
+from trope.models.recommender import SequentialRecommender
+from trope.runs import open_run
 from trope.serve.moments import unix_seconds
 from trope.serve.recommender import Histories, Recommender, best_items
 
@@ -277,7 +277,7 @@ def test_integer_items(tmp_path: Path) -> None:
 
 def test_a_run_of_another_catalogue_is_refused(run: Path, recommender: Recommender, tmp_path: Path) -> None:
     smaller = prepared(write_parquet(tmp_path / "log.parquet", random_log(items=9)), tmp_path / "data")
-    write_catalogue(smaller, tmp_path / "catalogue")
+    smaller.write_catalogue(tmp_path / "catalogue")
     with pytest.raises(ValueError, match="the catalogue has 9 items, the model 15"):
         Recommender(recommender.model, Catalogue.load(tmp_path / "catalogue"))
     (tmp_path / "catalogue" / "item_ids.npy").write_bytes(b"short")

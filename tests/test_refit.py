@@ -15,14 +15,14 @@ import torch
 from training import one_thread, tiny, tiny_data, weights
 from typer.testing import CliRunner
 
-import trope.train
-from trope import run_report
-from trope.cli import app
+import trope.train.loop
+from trope.cli.main import app
 from trope.config import Config
 from trope.data.sequences import Sequences
-from trope.distributed import process_group
-from trope.model import SequentialRecommender
-from trope.train import REFIT, Interrupted, StopRequest, Trainer, train
+from trope.figures import page as run_report
+from trope.models.recommender import SequentialRecommender
+from trope.train.distributed import process_group
+from trope.train.loop import REFIT, Interrupted, StopRequest, Trainer, train
 
 __all__ = ["one_thread"]  # a fixture for every test in here
 # So impatient that the learning rate falls during the run.
@@ -176,8 +176,8 @@ def test_one_trainer_is_in_memory_at_a_time_and_none_during_the_test(
         counts.append(len(alive))
         return {}
 
-    monkeypatch.setattr(trope.train, "Trainer", Counted)
-    monkeypatch.setattr(trope.train, "score_test", score)
+    monkeypatch.setattr(trope.train.loop, "Trainer", Counted)
+    monkeypatch.setattr(trope.train.loop, "score_test", score)
     gc.disable()  # nothing may wait for it
     try:
         train(data, tiny(*SETTINGS), tmp_path / "run", "cpu", progress=False)

@@ -15,18 +15,18 @@ from rich.console import Console
 from training import SIZE, tiny_data
 from typer.testing import CliRunner
 
-from trope import cli
+from trope.cli import main as cli
 from trope.data.sequences import Sequences
-from trope.experiments import Outcome, Run, Variant, plan
-from trope.metrics import paired_bootstrap, per_user
-from trope.rank_file import load
-from trope.report_html import to_html
-from trope.report_markdown import to_markdown
-from trope.report_page import Cell, Grid, Page, Section
-from trope.run_progress import Progress
-from trope.train import REFIT
-from trope.variants import choose, common_settings
-from trope.watch import Watch
+from trope.evaluate.metrics import paired_bootstrap, per_user
+from trope.evaluate.saved_ranks import load
+from trope.experiments.live_table import Watch
+from trope.experiments.pool import Outcome, Run, Variant, plan
+from trope.experiments.progress import Progress
+from trope.experiments.report.html import to_html
+from trope.experiments.report.markdown import to_markdown
+from trope.experiments.report.page import Cell, Grid, Page, Section
+from trope.experiments.variants import choose, common_settings
+from trope.train.loop import REFIT
 
 # Places of the positive: good is nearly always first, fair a little behind, poor far behind.
 PLACES = {"good": 1, "fair": 3, "poor": 9}
@@ -189,7 +189,7 @@ def test_baselines_are_ranked_once(data: Sequences, reported: Path, monkeypatch:
     def refuse(*_: object) -> None:
         raise AssertionError("ranked again")
 
-    monkeypatch.setattr("trope.report_baselines.rank_users", refuse)
+    monkeypatch.setattr("trope.experiments.report.baselines.rank_users", refuse)
     compare(data, reported)
     assert (reported / "report.md").read_text() == before
     kept = json.loads((reported / "baselines.json").read_text())

@@ -14,12 +14,12 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from trope.cli import app
+from trope.cli.main import app
 from trope.data.synthetic import CalendarShop, events, ground_truth, write, write_events
 from trope.data.synthetic.catalogue import Catalogue, build_catalogue
 from trope.data.synthetic.categories import CATEGORIES, FIRST_CATEGORY, HOURS, SEASONS, WEEKDAYS, Motive, Rhythm
 from trope.data.synthetic.events import Events
-from trope.data.units import DAY, WEEK, YEAR
+from trope.times import DAY, WEEK, YEAR
 
 DAY_BINS, WEEK_BINS, YEAR_BINS = (DAY, 24), (WEEK, 7), (YEAR, 12)
 

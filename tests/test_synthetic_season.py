@@ -17,7 +17,7 @@ from trope.data.synthetic import CalendarShop, ground_truth
 from trope.data.synthetic.catalogue import build_catalogue
 from trope.data.synthetic.categories import CATEGORIES, CATEGORY_COUNT, FIRST_CATEGORY, SEASONS, Motive
 from trope.data.synthetic.events import generate_block
-from trope.data.units import YEAR
+from trope.times import YEAR
 
 GRID = 365
 BUCKET = 0.301

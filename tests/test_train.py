@@ -22,21 +22,21 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from training import SIZE, in_background, last_step, one_thread, tiny, tiny_data, weights
 from typer.testing import CliRunner
 
-from trope import train as training
-from trope import train_optimizer
-from trope.checkpoint import TrainState
-from trope.cli import app
+from trope.cli.main import app
+from trope.cli.train import resolve_config
 from trope.config import Config, preset, read_toml, without_effect
 from trope.data.sequences import Sequences
-from trope.distributed import Group, process_group
-from trope.metrics import Places
-from trope.model import SequentialRecommender
-from trope.rotary import frequency_parameters
-from trope.train import Interrupted, Trainer, train
-from trope.train_command import resolve_config
-from trope.train_guard import Diverged
-from trope.train_optimizer import make_optimizer
-from trope.train_step import Feed
+from trope.evaluate.metrics import Places
+from trope.models.recommender import SequentialRecommender
+from trope.rotary.trope import frequency_parameters
+from trope.train import loop as training
+from trope.train import optimizer as train_optimizer
+from trope.train.checkpoint import TrainState
+from trope.train.distributed import Group, process_group
+from trope.train.divergence import Diverged
+from trope.train.loop import Interrupted, Trainer, train
+from trope.train.optimizer import make_optimizer
+from trope.train.step import Feed
 
 __all__ = ["one_thread"]  # a fixture for every test in here
 CPU = torch.device("cpu")

@@ -9,19 +9,20 @@ import torch
 from conftest import on_gpu
 from torch import Tensor
 
-from trope import train_fused, train_step
-from trope.benchmark_shapes import SHAPES, generate
+from trope.bench.shapes import SHAPES, generate
 from trope.config import PRESETS, Config, TrainConfig
 from trope.data.sequences import Sequences
-from trope.distributed import Group
-from trope.kernels import softmax_shared
 from trope.kernels.backend import Backend, prefer
-from trope.loss import Negatives, draw_negatives
-from trope.model import SequentialRecommender
-from trope.train_fused import FusedStep
-from trope.train_guard import Guard
-from trope.train_optimizer import make_optimizer
-from trope.train_step import Feed, Objective
+from trope.kernels.softmax import shared as softmax_shared
+from trope.models.recommender import SequentialRecommender
+from trope.train import fused as train_fused
+from trope.train import step as train_step
+from trope.train.distributed import Group
+from trope.train.divergence import Guard
+from trope.train.fused import FusedStep
+from trope.train.loss import Negatives, draw_negatives
+from trope.train.optimizer import make_optimizer
+from trope.train.step import Feed, Objective
 
 CPU = torch.device("cpu")
 DAY = 86_400

@@ -10,10 +10,10 @@ from conftest import draw_times, scores
 
 from trope import TRoPE
 from trope.config import preset
-from trope.kernels.activate import activate
-from trope.kernels.spans import Spans
-from trope.model import PERIODS, SequentialRecommender
-from trope.rotary import CALENDAR_PERIODS, calendar_bank
+from trope.kernels.sequence_layout import Spans
+from trope.kernels.silu_rotate import activate
+from trope.models.recommender import PERIODS, SequentialRecommender
+from trope.rotary.trope import CALENDAR_PERIODS, calendar_bank
 
 DAY = 86_400
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trope.whole import whole_file, whole_folder
+from trope.atomic import whole_file, whole_folder
 
 
 def names(folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ from data_logs import loose, prepared, random_log, write_parquet
 from trope.config import Config, preset
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
-from trope.train import train
+from trope.train.loop import train
 
 SIZE = (
     "model.width=8", "model.heads=2", "model.head_dim=4", "model.max_len=8", "model.blocks=1", "train.batch=8",
@@ -56,7 +56,9 @@ def last_step(run: Path) -> int:
 def in_background(data: Path, settings: tuple[str, ...], run: Path, **options: Any) -> BaseProcess:
     """A run in a process of its own, begun or resumed; forked from a server that has done the imports."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trope.train", "torch._dynamo"])  # torch.optim imports the latter, which is slow
+    context.set_forkserver_preload(
+        ["trope.train.loop", "torch._dynamo"]
+    )  # torch.optim imports the latter, which is slow
     process = context.Process(target=_train, args=(data, settings, run, options))
     process.start()
     return process

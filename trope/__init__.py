@@ -2,12 +2,19 @@
 
 from typing import Any
 
-from trope.readout import TimeReadout
-from trope.rotary import IndexRoPE, TORoPE, TRoPE, frequency_bank, frequency_parameters, query_times
+from trope.environment import __version__
+from trope.rotary import (
+    IndexRoPE,
+    TimeReadout,
+    TORoPE,
+    TRoPE,
+    frequency_bank,
+    frequency_parameters,
+    query_times,
+)
 
-__version__ = "0.1.0"
 __all__ = [
-    "IndexRoPE", "Recommender", "SequentialRecommender", "TORoPE", "TRoPE", "TimeReadout",
+    "IndexRoPE", "Recommender", "SequentialRecommender", "TORoPE", "TRoPE", "TimeReadout", "__version__",
     "frequency_bank", "frequency_parameters", "query_times",
 ]  # fmt: skip
 
@@ -19,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
         return Recommender
     if name == "SequentialRecommender":
-        from trope.model import SequentialRecommender
+        from trope.models.recommender import SequentialRecommender
 
         return SequentialRecommender
     raise AttributeError(f"module 'trope' has no attribute {name!r}")

@@ -1,3 +1,3 @@
-from trope.cli import main
+from trope.cli.main import main
 
 main()

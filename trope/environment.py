@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from trope import __version__
+__version__ = "0.1.0"
 
 
 def describe() -> dict[str, str]:

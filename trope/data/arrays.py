@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trope.data.engines import Engine
+from trope.data.engines.base import Engine
 from trope.data.progress import Stages
 from trope.data.protocols import pieces
 from trope.data.writer import ArrayWriter, write_array, write_ids

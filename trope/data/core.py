@@ -10,7 +10,7 @@ from itertools import cycle
 
 import ibis.expr.types as ir
 
-from trope.data.engines import Engine
+from trope.data.engines.base import Engine
 from trope.data.progress import Stages
 
 _OTHER = {"user": "item", "item": "user"}

@@ -10,8 +10,8 @@ from typing import Any
 import ibis
 import ibis.expr.types as ir
 
-from trope.data.engines import ROW_BITS, BadRow, Read
-from trope.data.sources import Source
+from trope.data.engines.base import ROW_BITS, BadRow, Read
+from trope.data.sources.source import Source
 
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}

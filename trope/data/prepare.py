@@ -16,17 +16,17 @@ from typing import Any
 import ibis.expr.types as ir
 import numpy as np
 
-from trope import __version__
 from trope.data import protocols
 from trope.data.arrays import number, write_events
 from trope.data.core import k_core
-from trope.data.engines import Engine, open_engine
+from trope.data.engines.base import Engine, open_engine
 from trope.data.events import Events, clean
 from trope.data.folder import FORMAT
 from trope.data.progress import Progress, Stages
 from trope.data.protocols import Protocol
-from trope.data.sources import Lookup, Source
+from trope.data.sources.source import Lookup, Source
 from trope.data.writer import staging, write_array, write_meta
+from trope.environment import __version__
 
 ON_BAD = ("fail", "skip")
 

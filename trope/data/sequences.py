@@ -17,7 +17,9 @@ import numpy as np
 import torch
 
 from trope.data import folder as files
+from trope.data.catalogue import write_catalogue
 from trope.data.protocols import Protocol
+from trope.runs import read_data
 
 SPLITS = ("valid", "test")
 FILTERS = ("none", "window", "history")
@@ -91,6 +93,25 @@ class Sequences:
         return cls(path, meta, {name: torch.from_numpy(array) for name, array in arrays.items()})
 
     @classmethod
+    def of_run(cls, run: Path, path: Path | None = None) -> Sequences:
+        """The dataset that a run was trained on, and no other: dense ids only mean something in their own.
+
+        path: where the dataset is now, if it has moved since.
+        """
+        recorded = read_data(run)
+        path = path or Path(recorded["path"])
+        if not path.is_dir():
+            raise FileNotFoundError(f"the dataset of {run} is not at {path}; say where it is with --data")
+        found = cls.load(path)
+        if found.meta["checksum"] != recorded["checksum"]:
+            raise ValueError(
+                f"{path} is not the dataset that {run} was trained on: its checksum is "
+                f"{found.meta['checksum'][:12]}..., the run's {recorded['checksum'][:12]}...; give the right one with "
+                "--data"
+            )
+        return found
+
+    @classmethod
     def leave_one_out(
         cls, items: torch.Tensor, times: torch.Tensor, offsets: torch.Tensor, num_items: int, name: Path
     ) -> Sequences:
@@ -105,6 +126,21 @@ class Sequences:
             "time_span": {"train": [int(times.min()), int(times.max())]},
         }  # fmt: skip
         return cls(name, meta, {"items": items, "times": times, "offsets": offsets, "splits": splits})
+
+    def describe(self) -> dict[str, Any]:
+        """What identifies the dataset, and where it is: a run records it in data.json."""
+        return {
+            "path": str(self.path.resolve()),
+            "checksum": self.meta["checksum"],
+            "protocol": self.protocol.to_dict(),
+            "items": self.num_items,
+            "users": self.num_users,
+            "events": self.num_events,
+        }
+
+    def write_catalogue(self, folder: Path) -> None:
+        """Copy the items' original ids and names into `folder`, so that a run can be served without the dataset."""
+        write_catalogue(self.path, self.meta, folder)
 
     def to(self, device: torch.device | str) -> Sequences:
         """The same data with every array on `device`."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trope.atomic import whole_folder
 from trope.data.folder import ALL_ARRAYS, META, checksum_of
-from trope.whole import whole_folder
 
 
 class ArrayWriter:

@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trope.data.catalogue import Catalogue
 from trope.data.sequences import FILTERS
-from trope.hub import find_folder
-from trope.model import SequentialRecommender
-from trope.serve.catalogue import Catalogue
+from trope.models.hub import find_folder
+from trope.models.recommender import SequentialRecommender
+from trope.rotary.checks import check_choice, check_event_values
 from trope.serve.frames import Events, column_per_user, read_events, write_recommendations
 from trope.serve.moments import Moment, seconds_per_user
-from trope.validate import check_choice, check_event_values
 
 BEST, CATALOGUE = "best", "catalogue"
 

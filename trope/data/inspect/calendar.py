@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.data.units import DAY, MONDAY, WEEK, YEAR
+from trope.times import DAY, MONDAY, WEEK, YEAR
 
 CYCLES = (("hour of day", DAY, 24), ("day of week", WEEK, 7), ("time of year", YEAR, 12))
 PERMUTATIONS = 4

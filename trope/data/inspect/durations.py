@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.data.units import DAY, HOUR, MINUTE, MONTH, WEEK, YEAR
+from trope.times import DAY, HOUR, MINUTE, MONTH, WEEK, YEAR
 
 UNITS = ("same second", "seconds", "minutes", "hours", "days", "weeks", "months", "years")
 UNIT_EDGES = (1, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR, 100 * YEAR)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+from trope.atomic import whole_file
 from trope.data.inspect.measure import Report
 from trope.data.inspect.summary import calendar_findings, key_figures
-from trope.whole import whole_file
 
 _CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #f4f5f7; margin: 0; }

@@ -13,7 +13,7 @@ from trope.data.inspect.calendar import CalendarSignal, calendar_signals
 from trope.data.inspect.durations import count_durations
 from trope.data.protocols import pieces
 from trope.data.sequences import Sequences
-from trope.data.units import HOUR
+from trope.times import HOUR
 
 PIECE = 1 << 21
 """Events looked at in one go: bounds the memory, whatever the size of the data."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trope.data.synthetic.categories import BREADTH, CATEGORIES, CATEGORY_COUNT, Motive
 from trope.data.synthetic.config import CalendarShop
-from trope.data.units import DAY
+from trope.times import DAY
 
 GENERATIONS = np.array([1, 2, 3, 5])
 """How many items follow each other on a slot, ..."""

@@ -9,7 +9,7 @@ from math import erf, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.data.units import DAY, MONDAY, WEEK, YEAR
+from trope.times import DAY, MONDAY, WEEK, YEAR
 
 
 class Motive(IntEnum):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from trope.data.synthetic.categories import CATEGORY_COUNT, HOURS, SEASONS, WEEKDAYS, Rhythm
-from trope.data.units import MONDAY, WEEK, YEAR
+from trope.times import MONDAY, WEEK, YEAR
 
 TEMPORAL_EFFECTS = ("replenishment", "weekly", "daily", "yearly", "lifetimes", "sessions")
 """The switches that tie items to time; `tastes`, the seventh switch, does not."""

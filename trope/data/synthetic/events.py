@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trope.data.synthetic.catalogue import Catalogue
 from trope.data.synthetic.categories import CATEGORIES, FIRST_CATEGORY, Motive
 from trope.data.synthetic.config import CalendarShop
-from trope.data.units import DAY
+from trope.times import DAY
 
 BLOCK_EVENTS = 1 << 19
 """About how many events a block holds: big enough for numpy, small enough that a few fit in the memory of a laptop."""

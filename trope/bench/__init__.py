@@ -1,0 +1,1 @@
+"""Speed: kernels, training steps and evaluation on shapes of real datasets."""

@@ -1,0 +1,87 @@
+"""The command `trope ablate`: the paper's ablation rows and ours, trained, tested and reported like a comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def _print_rows(value: bool) -> None:
+    if value:
+        from trope.experiments.ablation import ROWS
+
+        for row in ROWS:
+            own = " ".join(row.variant.settings)
+            typer.echo(f"{row.table:<7} {row.variant.name:<20} {row.label:<40} {row.variant.model} {own}")
+        raise typer.Exit
+
+
+def ablate(
+    data: Annotated[Path, typer.Argument(help="A folder made by `trope prepare`.")],
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the report; run again, it continues.")],
+    seeds: Annotated[int, typer.Option(help="Train each row this often, with seeds 0, 1, …")] = 1,
+    jobs: Annotated[int, typer.Option(help="Trainings at a time.")] = 1,
+    only: Annotated[
+        str | None, typer.Option(help="Only these rows: paper, ours, readout, or names, with commas; see --list.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file with sizes, training and evaluation for every row.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="group.field=value for every row; may be repeated.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
+    train: Annotated[
+        bool, typer.Option(help="Train what is missing; or only report runs in --out, such as copies from elsewhere.")
+    ] = True,
+    resamples: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
+    list_rows: Annotated[
+        bool, typer.Option("--list", callback=_print_rows, is_eager=True, help="Print the rows and train nothing.")
+    ] = False,
+) -> None:
+    """Train T-RoPE without one part each, as in the paper's ablation, and with our own changes.
+
+    What was trained before is not trained again; a run that fails is reported and does not stop the others.
+    """
+    from trope.experiments.ablation import FULL, select, variants
+    from trope.experiments.variants import common_settings
+
+    rows = select(only)
+    common = common_settings(config, settings or [])
+    asked = variants(rows, common)
+
+    from trope.cli.compare import describe, to_dict
+    from trope.evaluate.compare import compare_values
+    from trope.experiments.report.ablation import TITLES, ablation_page
+    from trope.experiments.report.baselines import baseline_metrics
+    from trope.experiments.report.comparison import write_report
+    from trope.experiments.report.screen import show_section
+    from trope.experiments.train_many import train_many
+    from trope.runs import write_json
+
+    trained = train_many(data, asked, seeds, jobs, out, device, train)
+    if next(iter(trained.values), None) != FULL or len(trained.values) < 2:
+        raise ValueError(
+            f"an ablation needs the full model and another row, and {', '.join(trained.values) or 'none'} could be "
+            f"trained; see output.txt in {out}/*"
+        )
+    typer.echo(f"{resamples:,} resamples of the users, and the popularity baselines …")
+    comparison = compare_values(trained.values, resamples, seed)
+    baselines = baseline_metrics(trained.data, trained.runs[0].config, out, device)
+    page = ablation_page(trained, comparison, rows, baselines, common, resamples)
+    paths = write_report(page, out)
+    for section in page.sections:
+        if section.title in TITLES.values():
+            show_section(section, "the change from the full model")
+    typer.echo(f"report: {', '.join(map(str, paths))}")
+    if json is not None:
+        labels = {row.variant.name: {"label": row.label, "table": row.table} for row in rows}
+        about = {**describe(trained, common, baselines), "rows": labels}
+        write_json(json, {**about, "resamples": resamples, "seed": seed, **to_dict(comparison)})
+        typer.echo(f"wrote {json}")
+    if trained.failures:
+        raise typer.Exit(1)

@@ -1,0 +1,88 @@
+"""The command `trope evaluate`: a run's best model and popularity baselines, ranked alike, in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trope.config import Config
+    from trope.evaluate.evaluation import EvalResult
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run made by `trope train`.")],
+    data: Annotated[Path | None, typer.Option(help="The dataset, if it is not where it was in training.")] = None,
+    split: Annotated[str, typer.Option(help="test or valid.")] = "test",
+    json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="eval.filter_seen=history and the like; may be repeated.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
+) -> None:
+    """Rank the full catalogue for every user of a split, by the run's best model and by popularity.
+
+    The ranks are kept in the run folder, for `trope compare`.
+    """
+    from trope import environment
+    from trope.data.sequences import Sequences
+    from trope.evaluate import saved_ranks as rank_file
+    from trope.evaluate.baselines import baselines
+    from trope.evaluate.evaluation import evaluate as evaluate_model
+    from trope.evaluate.evaluation import rank_users
+    from trope.models.recommender import SequentialRecommender
+    from trope.runs import CONFIG, write_json
+    from trope.train.distributed import choose_device
+
+    store = Sequences.of_run(run, data)
+    model = SequentialRecommender.from_pretrained(run / "best")
+    config = _configure(run / CONFIG, settings or [])
+    if split == "valid" and config.train.refit:
+        typer.secho(f"trope: {run} was refitted on the validation events (train.refit): it has seen them", err=True)
+    chosen = choose_device(device)
+    model, store = model.to(chosen), store.to(chosen)
+    max_len = config.model.max_len
+    ours = evaluate_model(model, store, split, config.eval, max_len, progress=True)
+    results = {run.resolve().name: ours}
+    for name, scorer in baselines(store, split).items():
+        results[name] = rank_users(scorer, store, split, config.eval, max_len, progress=True)
+    about = rank_file.About.of(store, split, config)
+    saved = rank_file.save(run, ours, about)
+    _show(results, f"{store.path.name}, {about.protocol}, {split}, filter_seen {about.filter_seen}")
+    typer.echo(f"\nranks: {saved}")
+    if json is not None:
+        write_json(json, {**vars(about), **_summary(results), "environment": environment.describe()})
+        typer.echo(f"wrote {json}")
+
+
+def _configure(path: Path, settings: list[str]) -> Config:
+    """The run's config with settings of its evaluation changed; the rest was decided in training."""
+    from trope.config import read_toml, with_settings
+
+    for setting in settings:
+        if not setting.strip().startswith("eval."):
+            raise ValueError(f"only eval.* can be set when a run is evaluated, got {setting!r}; train another run")
+    return with_settings(read_toml(path), settings)
+
+
+def _summary(results: dict[str, EvalResult]) -> dict[str, Any]:
+    """Counts, and every system's metrics as fractions."""
+    first = next(iter(results.values()))
+    metrics = {name: result.metrics for name, result in results.items()}
+    return {"users": len(first.users), "positives": len(first.ranks), "metrics": metrics}
+
+
+def _show(results: dict[str, EvalResult], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    summary = _summary(results)
+    counts = f"{summary['users']:,} users, {summary['positives']:,} positives, percent"
+    table = Table("", *results, title=f"{title}\n{counts}", title_justify="left", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for metric in next(iter(results.values())).metrics:
+        table.add_row(metric, *(f"{100 * result.metrics[metric]:.2f}" for result in results.values()))
+    Console().print(table)

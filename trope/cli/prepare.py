@@ -1,0 +1,185 @@
+"""The command `trope prepare`: options in, a moving bar, and a closing summary out."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trope.data.progress import Progress
+    from trope.data.sources.resolve import Request
+
+_COLUMNS = "Columns of a file or table"
+_FILTERS = "What to keep"
+_SPLIT = "How to split"
+_ENGINE = "Engine"
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+def prepare(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A file, folder or glob of CSV, TSV, JSON lines or Parquet; a dataset by name (complete-journey, "
+            "ml-1m, ml-20m, amazon-2023:Books, amazon-2014:Books, pixel200k, pixel1m, pixel8m, recbole:NAME, "
+            "calendar-shop); or an Ibis connection URL with --table."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write; it appears only when it is whole.")],
+    raw: Annotated[Path | None, typer.Option(help="Where a named dataset's published files are.")] = None,
+    level: Annotated[str, typer.Option(help="Items of complete-journey: product or (product) type.")] = "product",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a dataset that exists, at the end.")] = False,
+    user_col: Annotated[str | None, typer.Option(help="Default: user.", rich_help_panel=_COLUMNS)] = None,
+    item_col: Annotated[str | None, typer.Option(help="Default: item.", rich_help_panel=_COLUMNS)] = None,
+    time_col: Annotated[str | None, typer.Option(help="Default: timestamp.", rich_help_panel=_COLUMNS)] = None,
+    basket_col: Annotated[str | None, typer.Option(help="Basket or order id.", rich_help_panel=_COLUMNS)] = None,
+    event_col: Annotated[str | None, typer.Option(help="Event type, for --event.", rich_help_panel=_COLUMNS)] = None,
+    time_unit: Annotated[
+        str | None,
+        typer.Option(help="s, ms, us, ns, or iso for dates as text. Default: s.", rich_help_panel=_COLUMNS),
+    ] = None,
+    table: Annotated[str | None, typer.Option(help="The table behind a URL.", rich_help_panel=_COLUMNS)] = None,
+    min_user: Annotated[
+        int | None,
+        typer.Option(help="Fewest events of a user. Default: 5, or the dataset's own.", rich_help_panel=_FILTERS),
+    ] = None,
+    min_item: Annotated[
+        int | None,
+        typer.Option(help="Fewest events of an item. Default: 5, or the dataset's own.", rich_help_panel=_FILTERS),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Filter in one pass, not to a fixed point.", rich_help_panel=_FILTERS)
+    ] = False,
+    event: Annotated[
+        list[str] | None, typer.Option(help="Keep this event type; may be repeated.", rich_help_panel=_FILTERS)
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="First moment to keep: 2017-12-20, ...", rich_help_panel=_FILTERS)
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="First moment not to keep: 2017-12-20T18:00:00Z, ...", rich_help_panel=_FILTERS),
+    ] = None,
+    on_bad: Annotated[
+        str, typer.Option(help="At a bad row: fail, or skip and count it.", rich_help_panel=_FILTERS)
+    ] = "fail",
+    protocol: Annotated[
+        str, typer.Option(help="loo-strict, loo-paper, holdout or next-basket.", rich_help_panel=_SPLIT)
+    ] = "loo-strict",
+    cutoff: Annotated[
+        str | None,
+        typer.Option(help="Holdout: start of the test. Default: one window before the end.", rich_help_panel=_SPLIT),
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(help="Holdout: length of the test, such as 12h or 7d. Default: 1d.", rich_help_panel=_SPLIT),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="duckdb or spark.", rich_help_panel=_ENGINE)] = "duckdb",
+    threads: Annotated[int | None, typer.Option(help="DuckDB: cores. Default: all.", rich_help_panel=_ENGINE)] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="DuckDB: memory for tables. Default: 5GB.", rich_help_panel=_ENGINE)
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option(help="Spark: master URL. Default: this machine.", rich_help_panel=_ENGINE)
+    ] = None,
+) -> None:
+    """Turn an event log into a dataset to train on.
+
+    The same log gives the same bytes, on every engine and any number of cores. docs/data.md has the formats.
+    """
+    try:
+        from trope.data import prepare as pipeline
+        from trope.data.sources.resolve import Request, resolve
+    except ModuleNotFoundError as error:
+        raise ValueError(f"trope prepare needs {error.name}, which is not installed; install trope[data]") from None
+    from trope.data.protocols import Protocol
+    from trope.data.summary import summarise
+
+    options = pipeline.Options(
+        protocol=Protocol(protocol, cutoff=_moment(cutoff, "--cutoff"), window=_duration(window)),
+        min_user=min_user,
+        min_item=min_item,
+        once=once,
+        event_types=tuple(event or ()),
+        since=_moment(since, "--since"),
+        until=_moment(until, "--until"),
+        on_bad=on_bad,
+    )
+    request = Request(source, raw, level, table, user_col, item_col, time_col, basket_col, event_col, time_unit)
+    with _generated(request, out) as request:
+        found = resolve(request)
+        with _bar() as progress:
+            meta = pipeline.prepare(
+                found,
+                out,
+                options,
+                engine=engine,
+                threads=threads,
+                memory=memory,
+                master=master,
+                overwrite=overwrite,
+                progress=progress,
+            )
+    summarise(meta, out)
+
+
+@contextmanager
+def _generated(request: Request, out: Path) -> Iterator[Request]:
+    """The request, with the calendar shop generated for the time being where it was asked for without files."""
+    from trope.data.sources.resolve import SHOP
+
+    if request.text != SHOP or request.raw is not None:
+        yield request
+        return
+    from trope.data.synthetic import CalendarShop, write_events
+
+    with tempfile.TemporaryDirectory(prefix="trope-") as folder:
+        yield replace(request, raw=write_events(Path(folder) / SHOP, CalendarShop()))
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """A line on the terminal that names the stage and always moves: a bar where the total is known."""
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(), TaskProgressColumn()]
+    with RichProgress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("start", total=None)
+
+        def report(stage: str, share: float | None) -> None:
+            bar.update(task, description=stage, total=None if share is None else 1.0, completed=share or 0.0)
+
+        yield report
+
+
+def _moment(text: str | None, flag: str) -> int | None:
+    """Unix seconds of a date, a date and time, or a number of Unix seconds; without a zone it is UTC."""
+    if text is None:
+        return None
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{flag} must be a moment like 2017-12-20T18:00:00Z or Unix seconds, got {text!r}") from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+
+
+def _duration(text: str | None) -> int | None:
+    """Seconds of a length such as 90m, 12h, 7d or 2w, or of a plain number."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)([smhdw]?)", text)
+    if match is None:
+        raise ValueError(f"--window must be a length like 12h, 1d or 2w, or a number of seconds, got {text!r}")
+    return int(match[1]) * _SECONDS[match[2] or "s"]

@@ -1,0 +1,89 @@
+"""The command `trope train`; `trope.cli.main` hangs it in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from trope.config import Config
+
+DEFAULT_MODEL = "hstu-trope"
+
+
+def train(
+    data: Annotated[Path, typer.Argument(help="A folder made by `trope prepare`.")],
+    out: Annotated[Path, typer.Option(help="The run folder to write.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="sasrec, sasrec-trope, tisasrec, hstu, hstu-time, hstu-torope, hstu-trope, or hstu-trope-attention "
+            "(T-RoPE without the readout) and hstu-trope-paper (as printed). "
+            f"Default: {DEFAULT_MODEL}, or the run's own with --resume."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with all settings, instead of --model. A run's config.toml has numbers where presets "
+            "have auto: they do not follow another model.width."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="group.field=value, such as train.epochs=20; may be repeated.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out, or begin it if there is none.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
+    progress: Annotated[bool, typer.Option(help="Show a bar.")] = True,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="Longest time without a checkpoint; there is one after each epoch anyway.")
+    ] = 300.0,
+) -> None:
+    """Train a model on a prepared dataset, and test the best one.
+
+    Ctrl-C and SIGTERM save the run and end with exit code 130 and 143; a loss that is not finite ends with 1.
+    """
+    from trope.config import without_effect
+    from trope.data.sequences import Sequences
+    from trope.train.divergence import Diverged
+    from trope.train.loop import Interrupted, say_result
+    from trope.train.loop import train as run_training
+
+    resolved = resolve_config(model, config, settings or [], out if resume else None)
+    for note in without_effect(resolved, settings or []):
+        typer.secho(f"trope: {note}", err=True)
+    try:
+        summary = run_training(Sequences.load(data), resolved, out, device, resume, progress, checkpoint_seconds)
+        if not progress and os.environ.get("RANK", "0") == "0":  # with a bar, training has said so
+            typer.echo(say_result(summary, resolved.train.criterion))
+    except Interrupted as interrupted:
+        typer.secho(f"trope: {interrupted}", err=True)
+        raise typer.Exit(128 + interrupted.signum) from None
+    except Diverged as diverged:
+        typer.secho(f"trope: {diverged}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(1) from None
+
+
+def resolve_config(model: str | None, file: Path | None, settings: list[str], run: Path | None) -> Config:
+    """The config that a command line asks for.
+
+    run: a run to resume; its config is the base where neither a model nor a file is given.
+    """
+    from trope import runs as run_folder
+    from trope.config import read_toml, with_settings
+    from trope.experiments.variants import configure
+
+    if model is not None and file is not None:
+        raise ValueError(f"give --model or --config, got both: {model} and {file}")
+    if model is None and file is None and run is not None and (run / run_folder.CONFIG).is_file():
+        file = run / run_folder.CONFIG
+    if file is None:
+        return configure(model or DEFAULT_MODEL, settings)
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no config file {file}")
+    return with_settings(read_toml(file), settings)

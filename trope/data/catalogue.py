@@ -1,0 +1,81 @@
+"""What a run keeps of the dataset it was trained on: its items' original ids and names.
+
+    RUN/catalogue/item_ids*.npy, item_names*.npy   copies of the dataset's files (see `trope.data.folder`)
+    RUN/catalogue/catalogue.json                   size and SHA-256 of each copy
+
+With it a run is served from its folder alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trope.atomic import whole_file
+from trope.data import folder as files
+
+FORMAT = 1
+NAME = "catalogue.json"
+COPIED = ("item_ids", "item_names")
+
+
+class Catalogue:
+    """The items a model knows, by dense id from 1."""
+
+    def __init__(self, item_ids: files.Ids, item_names: files.Ids | None) -> None:
+        self.item_ids = item_ids
+        self.item_names = item_names
+        originals = item_ids.to_list()
+        self.is_text = bool(originals) and isinstance(originals[0], str)
+        self._dense = {original: dense for dense, original in enumerate(originals, start=1)}
+
+    @classmethod
+    def load(cls, folder: Path) -> Catalogue:
+        """Read what `write_catalogue` wrote; every copy is compared with its SHA-256."""
+        path = folder / NAME
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} has no {NAME}, so items have no ids; give a run made by `trope train`")
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is damaged: {error}; copy the run again") from None
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise ValueError(f"{path} is not a catalogue of format {FORMAT}; train again with this version of trope")
+        item_ids, item_names = (files.read_ids(folder, name, record) for name in COPIED)
+        if item_ids is None:
+            raise ValueError(f"{path} lists no item_ids; copy the run again")
+        return cls(item_ids, item_names)
+
+    def __len__(self) -> int:
+        return len(self.item_ids)
+
+    def dense(self, originals: list[Any]) -> npt.NDArray[np.int64]:
+        """Dense ids of original ones, 0 where the catalogue has no such item."""
+        return np.fromiter((self._dense.get(original, 0) for original in originals), np.int64, len(originals))
+
+    def originals(self, dense: npt.NDArray[np.int64]) -> list[int | str]:
+        """Original ids of dense ones."""
+        return [self.item_ids[item - 1] for item in dense.tolist()]
+
+    def name_of(self, dense: int) -> str:
+        """An item's name, where the dataset has names, else its id."""
+        return str((self.item_names or self.item_ids)[dense - 1])
+
+
+def write_catalogue(path: Path, meta: dict[str, Any], folder: Path) -> None:
+    """Copy the ids and names of a dataset's items into `folder`; its record comes last, so that it vouches for them.
+
+    path, meta: the prepared dataset and its meta.json.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {name: entry for name, entry in meta["arrays"].items() if name.partition(".")[0] in COPIED}
+    for name in arrays:
+        shutil.copyfile(path / f"{name}.npy", folder / f"{name}.npy")
+    record = {"format": FORMAT, "arrays": arrays}
+    with whole_file(folder / NAME) as partial:
+        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Where events come from: files, warehouse tables and public datasets by name."""

@@ -1,0 +1,208 @@
+"""Sources: where events come from and which columns hold user, item and time.
+
+A `Source` is a plain description; engines read it. `trope.data.sources.resolve` makes one from what the user typed.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+TIME_UNITS = ("s", "ms", "us", "ns", "iso")
+_SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".inter": "csv",
+    ".dat": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+}
+_COMPRESSED = (".gz", ".zst")
+_HEADER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns that matter; None where the source has no such column."""
+
+    user: str = "user"
+    item: str = "item"
+    time: str = "timestamp"
+    basket: str | None = None
+    event: str | None = None
+
+    def used(self) -> dict[str, str]:
+        """Role to column name, for the roles that are there."""
+        return {role: name for role, name in vars(self).items() if name is not None}
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Replaces each item by a coarser one: the `value` of its `key` in a Parquet file."""
+
+    path: Path
+    key: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Users, items and interactions, as a paper prints them."""
+
+    users: int
+    items: int
+    events: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything an engine must know to read the events.
+
+    files: the files, in the order that breaks ties in time. Empty for a table.
+    kind: `csv`, `json` (one object a line), `parquet` or `table`.
+    fields: all columns of a CSV file in order, whether or not its first line names them (`header`).
+    url, table: an Ibis connection URL and a table there, for kind `table`.
+    min_user, min_item: the filter this source is customarily used with.
+    names: item names for display, by original id; called once.
+    paper: the paper's counts for this set, to compare with.
+    """
+
+    name: str
+    kind: str
+    columns: Columns
+    files: tuple[Path, ...] = ()
+    fields: tuple[str, ...] = ()
+    header: bool = True
+    delimiter: str = ","
+    quote: str = '"'
+    time_unit: str = "s"
+    url: str = ""
+    table: str = ""
+    min_user: int = 5
+    min_item: int = 5
+    lookup: Lookup | None = None
+    names: Callable[[], Mapping[str, str]] | None = None
+    paper: Counts | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether every column arrives as text."""
+        return self.kind in ("csv", "json")
+
+    @property
+    def header_lines(self) -> int:
+        """Lines of each file before its first event."""
+        return int(self.kind == "csv" and self.header)
+
+    @property
+    def row_word(self) -> str:
+        """What a place in a file is called in messages."""
+        return "line" if self.is_text else "row"
+
+
+def expand(path: str) -> tuple[Path, ...]:
+    """The data files behind a file, a folder or a glob, sorted by name."""
+    where = Path(path)
+    if where.is_dir():
+        # Other tools leave hidden and underscored files beside data, and one .json is rarely a log.
+        found = [file for file in where.rglob("*") if file.is_file() and kind_of(file) and file.suffix != ".json"]
+        found = [file for file in found if not file.name.startswith((".", "_"))]
+        if not found:
+            raise FileNotFoundError(f"no CSV, TSV, JSON lines or Parquet file in folder {path}")
+    elif where.is_file():
+        found = [where]
+    else:
+        found = [Path(name) for name in glob.glob(path, recursive=True) if Path(name).is_file()]
+        if not found:
+            raise FileNotFoundError(f"no file at {path}")
+    return tuple(sorted(file.absolute() for file in found))
+
+
+def kind_of(path: Path) -> str | None:
+    """`csv`, `json` or `parquet` by the file's suffix, None for anything else."""
+    suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED]
+    return _SUFFIXES.get(suffixes[-1].lower()) if suffixes else None
+
+
+def first_line(path: Path) -> str:
+    """The first line of a text file, plain or compressed, without its byte-order mark."""
+    try:
+        with pa.input_stream(str(path), compression="detect") as stream:
+            head = stream.read(_HEADER_BYTES)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"cannot read {path}: {error}; is it truncated or not what its name says?") from None
+    try:
+        return bytes(head).split(b"\n", 1)[0].decode("utf-8-sig").rstrip("\r")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text; convert it first, for example with iconv") from None
+
+
+def from_files(name: str, files: tuple[Path, ...], columns: Columns, **options: Any) -> Source:
+    """A source over files of one kind; its fields are read from the files and checked."""
+    kinds = {kind_of(file) for file in files}
+    if len(kinds) != 1 or None in kinds:
+        listed = ", ".join(sorted({"".join(file.suffixes) or file.name for file in files}))
+        raise ValueError(
+            f"{name}: cannot tell what {listed} holds; give files of one kind: "
+            ".csv, .tsv or .jsonl (each also .gz or .zst), or .parquet"
+        )
+    kind = kinds.pop()
+    assert kind is not None
+    if kind == "csv" and "delimiter" not in options:
+        options["delimiter"] = "\t" if {".tsv", ".inter"} & set(files[0].suffixes) else ","
+    return check(replace(Source(name, kind, columns, files), **options))
+
+
+def check(source: Source) -> Source:
+    """The source with its fields filled in, after making sure that every file has the columns, each once."""
+    if source.time_unit not in TIME_UNITS:
+        raise ValueError(f"time unit must be one of {', '.join(TIME_UNITS)}, got {source.time_unit!r}")
+    if source.kind in ("json", "table"):
+        return source
+    if source.kind == "parquet":
+        for file in source.files:
+            _check_fields(source, file, _parquet_fields(file))
+        return source
+    fields = source.fields
+    if source.header:
+        for file in source.files:
+            found = tuple(next(csv.reader([first_line(file)], delimiter=source.delimiter[0]), []))
+            if not found:
+                what = "is empty" if file.stat().st_size == 0 else "begins with an empty line"
+                raise ValueError(f"{file} {what}; its first line must name the columns")
+            if fields and found != fields:
+                raise ValueError(
+                    f"{file} has columns {', '.join(found)}, but {source.files[0].name} has {', '.join(fields)}; "
+                    "files of one source must agree"
+                )
+            fields = found
+    _check_fields(source, source.files[0], fields)
+    return replace(source, fields=fields)
+
+
+def _parquet_fields(file: Path) -> tuple[str, ...]:
+    try:
+        return tuple(pq.read_schema(file).names)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"cannot read {file}: {error}; is it truncated or not Parquet?") from None
+
+
+def _check_fields(source: Source, file: Path, fields: tuple[str, ...]) -> None:
+    doubled = sorted({field for field in fields if fields.count(field) > 1})
+    if doubled:
+        raise ValueError(f"{file} has duplicate columns {', '.join(doubled)}; rename or remove one")
+    for role, column in source.columns.used().items():
+        if column not in fields:
+            raise ValueError(
+                f"{file} has no column {column!r} for the {role}; it has {', '.join(fields)}: name it with --{role}-col"
+            )

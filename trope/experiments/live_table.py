@@ -1,0 +1,122 @@
+"""Trainings as they go: a live table on a terminal, plain lines everywhere else (a file, a scheduler's log)."""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from trope.experiments.pool import Outcome, Run
+from trope.experiments.progress import Progress
+
+REFRESH_SECONDS, LINE_SECONDS = 1.0, 60.0
+"""How often the table is drawn anew, and how often a plain line says how far a run is."""
+_STYLES = {"training": "bold", "failed": "red", "done": "green"}
+
+
+class Watch:
+    """Shows runs from the time they start to the time they end; a context manager around `run_all`.
+
+    runs: all of them, also those that were finished before.
+    """
+
+    def __init__(self, runs: Sequence[Run], console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.states = {run.folder: "done before" if run.is_finished else "waiting" for run in runs}
+        self.progress = {run.folder: Progress.of(run).update() for run in runs}
+        self.reasons: dict[object, str] = {}
+        self._drawn = time.monotonic()
+        self._live: Live | None = None
+
+    def began(self, run: Run) -> None:
+        """A run was started."""
+        self.states[run.folder] = "training"
+        if self._live is None:
+            self._say(run, "training")
+
+    def ended(self, outcome: Outcome) -> None:
+        """A run ended, well or not."""
+        run = outcome.run
+        self.states[run.folder] = "done" if outcome.failure is None else "failed"
+        progress = self.progress[run.folder].update()
+        if outcome.failure is not None:
+            self.reasons[run.folder] = outcome.failure
+        done = sum(state.startswith("done") for state in self.states.values())
+        if self._live is None:
+            self._say(run, outcome.failure or f"{how_far(progress)}, {outcome.seconds:.0f} s", f"{done}/{len(self)}")
+
+    def tick(self) -> None:
+        """Time has passed."""
+        if time.monotonic() - self._drawn < (REFRESH_SECONDS if self._live else LINE_SECONDS):
+            return
+        self._drawn = time.monotonic()
+        for folder, state in self.states.items():
+            if state == "training":
+                progress = self.progress[folder].update()
+                if self._live is None:
+                    self._say(progress.run, f"{how_far(progress)}, {progress.seconds:.0f} s")
+        if self._live is not None:
+            self._live.update(self.table(), refresh=True)
+
+    def table(self) -> Table:
+        """The live table: every run that is not waiting, and how many are."""
+        waiting = sum(state == "waiting" for state in self.states.values())
+        title = f"{len(self) - waiting} of {len(self)} runs begun or done"
+        table = Table(title=title, title_justify="left", box=None)
+        best = " or ".join(dict.fromkeys(f"best {progress.criterion}" for progress in self.progress.values()))
+        for heading in ("run", "state", "epoch", best, "seconds", "reason"):
+            number = heading not in ("run", "state", "reason")
+            table.add_column(heading, justify="right" if number else "left", overflow="fold")
+        # The screen has no room for hundreds: those that ended long ago go first.
+        shown = [folder for folder, state in self.states.items() if state != "waiting"]
+        quiet = [folder for folder in shown if self.states[folder].startswith("done")]
+        hidden = set(quiet[: max(0, len(shown) + 4 - self.console.height)])
+        for folder in shown:
+            if folder not in hidden:
+                table.add_row(*self._cells(self.progress[folder], self.states[folder], self.reasons.get(folder, "")))
+        if hidden:
+            table.caption, table.caption_justify = f"and {len(hidden)} that are done", "left"
+        return table
+
+    def _cells(self, progress: Progress, state: str, reason: str) -> list[Text]:
+        best = "" if progress.best is None else f"{100 * progress.best:.2f}"
+        shown = "refitting" if state == "training" and progress.is_refitting else state
+        texts = [
+            progress.run.folder.name, shown, f"{progress.epoch}/{progress.epochs}", best, f"{progress.seconds:.0f}",
+            reason,
+        ]  # fmt: skip
+        return [Text(text, _STYLES.get(state, "")) for text in texts]
+
+    def _say(self, run: Run, said: str, count: str = "") -> None:
+        self.console.print(Text(f"{count:>7}  {run.folder.name:<24} {said}"))
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __enter__(self) -> Watch:
+        if self.console.is_terminal:
+            self._live = Live(self.table(), console=self.console, auto_refresh=False)
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.update(self.table(), refresh=True)
+            self._live.__exit__(kind, error, trace)
+
+
+def how_far(progress: Progress) -> str:
+    """Epochs and the best validation, in words."""
+    text = f"epoch {progress.epoch}/{progress.epochs}"
+    if progress.best is not None:
+        text += f", best validation {progress.criterion} {100 * progress.best:.2f} % at epoch {progress.best_epoch}"
+    if progress.is_refitting:
+        text += ", refitting"
+    return text

@@ -1,0 +1,232 @@
+"""Many trainings on one dataset: several at a time, resumable, none stopped by another's failure.
+
+Each run is a process of its own, `python -m trope train … --resume`, so that one that dies takes nothing with it and
+several share one GPU. A run that has its metrics.json is finished and is not run again: the same command continues
+where it stopped. A run that was finished with another config or on another dataset is refused, since its metrics would
+go under a wrong name. Everything is under one folder:
+
+    NAME-seedS/          the run, with output.txt, what it printed when it last ran
+    results.jsonl        one line for each finished run: what was trained, on what, and its metrics
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trope.config import Config, preset, read_toml, to_dict
+from trope.data.sequences import Sequences
+from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate.metrics import Floats, per_user
+from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, write_text
+
+RESULTS, OUTPUT = "results.jsonl", "output.txt"
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is compared: a preset with settings, under a name."""
+
+    name: str
+    model: str
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One variant with one seed, and its folder."""
+
+    variant: Variant
+    seed: int
+    folder: Path
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was trained and tested."""
+        return (self.folder / METRICS).is_file() and rank_file.path_of(self.folder, "test").is_file()
+
+    @property
+    def settings(self) -> list[str]:
+        """The variant's, and the seed."""
+        return [*self.variant.settings, f"train.seed={self.seed}"]
+
+    @property
+    def config(self) -> Config:
+        """What it is trained with."""
+        return preset(self.variant.model, self.settings)
+
+    def command(self, data: Path, device: str) -> list[str]:
+        """The command that trains it, or continues to."""
+        return [
+            sys.executable, "-m", "trope", "train", str(data), "--out", str(self.folder), "--resume", "--no-progress",
+            "--device", device, "--model", self.variant.model, *(part for s in self.settings for part in ("--set", s)),
+        ]  # fmt: skip
+
+    def failure(self) -> str:
+        """The last line that the run printed."""
+        lines = (self.folder / OUTPUT).read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that ended; failure: why it failed, None if it did not."""
+
+    run: Run
+    seconds: float
+    failure: str | None
+
+
+def plan(variants: Sequence[Variant], seeds: Sequence[int], out: Path) -> list[Run]:
+    """All runs, seed by seed, so that an interrupted comparison has whole seeds first."""
+    names = [variant.name for variant in variants]
+    if len(set(names)) < len(names):
+        raise ValueError(f"variants need names of their own, got {', '.join(names)}")
+    return [Run(variant, seed, out / f"{variant.name}-seed{seed}") for seed in seeds for variant in variants]
+
+
+def run_all(
+    runs: Sequence[Run],
+    data: Path,
+    jobs: int,
+    device: str = "auto",
+    ended: Callable[[Outcome], None] | None = None,
+    began: Callable[[Run], None] | None = None,
+    tick: Callable[[], None] | None = None,
+) -> list[Outcome]:
+    """Train what is not finished yet, `jobs` at a time.
+
+    began, ended: hear of each run as it starts and ends. tick: is called a few times a second meanwhile.
+    """
+    if jobs < 1:
+        raise ValueError(f"at least one run at a time, got jobs = {jobs}")
+    _check_finished(runs, data)
+    waiting = [run for run in runs if not run.is_finished]
+    running: list[tuple[Run, subprocess.Popen[bytes], float]] = []
+    outcomes: list[Outcome] = []
+
+    def end(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        if ended is not None:
+            ended(outcome)
+
+    with _stopped_at_exit(running):
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.pop(0)
+                try:
+                    running.append((run, _start(run, data, device, jobs), time.monotonic()))
+                except OSError as error:
+                    end(Outcome(run, 0.0, f"could not be started: {error}"))
+                    continue
+                if began is not None:
+                    began(run)
+            time.sleep(_POLL_SECONDS)
+            if tick is not None:
+                tick()
+            for entry in [entry for entry in running if entry[1].poll() is not None]:
+                run, process, started = entry
+                running.remove(entry)
+                failed = process.returncode != 0 or not run.is_finished
+                failure = f"exit code {process.returncode}: {run.failure()}" if failed else None
+                end(Outcome(run, time.monotonic() - started, failure))
+    return outcomes
+
+
+def write_results(runs: Sequence[Run], out: Path) -> list[dict[str, Any]]:
+    """results.jsonl of all finished runs; returns its lines."""
+    lines = [describe(run) for run in runs if run.is_finished]
+    write_text(out / RESULTS, "".join(json.dumps(line) + "\n" for line in lines))
+    return lines
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """One line of results.jsonl; paths are left out, since they mean nothing elsewhere."""
+    metrics = json.loads((run.folder / METRICS).read_text(encoding="utf-8"))
+    data = {key: value for key, value in metrics.pop("data").items() if key != "path"}
+    return {
+        "name": run.variant.name, "model": run.variant.model, "settings": list(run.variant.settings),
+        "seed": run.seed, **metrics, "data": data, "config": to_dict(read_toml(run.folder / CONFIG)),
+        "environment": json.loads((run.folder / ENVIRONMENT).read_text(encoding="utf-8")),
+    }  # fmt: skip
+
+
+def mean_over_seeds(runs: Sequence[Run]) -> dict[str, dict[str, Floats]]:
+    """Per-user test metrics of each variant, averaged over its finished seeds; variants without one are left out."""
+    values: dict[str, list[dict[str, Floats]]] = {}
+    first: rank_file.About | None = None
+    for run in runs:
+        if run.is_finished:
+            result, about = rank_file.load(run.folder, "test")
+            first = first or about
+            if reason := first.difference(about):
+                raise ValueError(f"{run.folder} was ranked differently from the others: {reason}; train it again")
+            values.setdefault(run.variant.name, []).append(per_user(result.places))
+    return {
+        name: {metric: np.mean([one[metric] for one in each], axis=0) for metric in each[0]}
+        for name, each in values.items()
+    }
+
+
+def _check_finished(runs: Sequence[Run], data: Path) -> None:
+    checksum = Sequences.load(data).meta["checksum"]
+    for run in runs:
+        if not run.is_finished:
+            continue  # `trope train --resume` checks it itself
+        if read_toml(run.folder / CONFIG).resolved != run.config.resolved:
+            raise ValueError(f"{run.folder} was trained with another config, see its {CONFIG}; choose another folder")
+        if read_data(run.folder)["checksum"] != checksum:
+            raise ValueError(f"{run.folder} was trained on another dataset than {data}; choose another folder")
+
+
+def _start(run: Run, data: Path, device: str, jobs: int) -> subprocess.Popen[bytes]:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    environment = dict(os.environ)
+    if jobs > 1:
+        # Processes side by side share the cores; each would otherwise start a thread for every core.
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    with (run.folder / OUTPUT).open("wb") as output:
+        return subprocess.Popen(
+            run.command(data, device),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # or a Ctrl-C would reach them as well as us, and our SIGTERM end them before they saved
+        )
+
+
+@contextmanager
+def _stopped_at_exit(running: list[tuple[Run, subprocess.Popen[bytes], float]]) -> Iterator[None]:
+    """Runs do not outlive us: they are asked to save themselves, and waited for; also when a signal ends us."""
+
+    def leave(signum: int, frame: types.FrameType | None) -> None:
+        sys.exit(128 + signum)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # only it may set handlers
+        numbers = [signal.SIGTERM, signal.SIGHUP]
+        before = {n: signal.signal(n, leave) for n in numbers if signal.getsignal(n) == signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for _, process, _ in running:
+            process.terminate()
+        for _, process, _ in running:
+            process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,208 @@
+"""The report of a comparison, in the format of the paper's main table: best bold, second underlined, relative gain.
+
+Shapes: S systems (models), M metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trope.config import preset
+from trope.evaluate.compare import Comparison
+from trope.evaluate.metrics import CUTOFFS, Floats, Interval
+from trope.experiments.pool import Variant
+from trope.experiments.report.facts import facts, ranked
+from trope.experiments.report.html import to_html
+from trope.experiments.report.markdown import to_markdown
+from trope.experiments.report.page import Cell, Grid, Page, Section, Tone
+from trope.experiments.train_many import Trained
+from trope.runs import write_text
+
+MARKDOWN, HTML = "report.md", "report.html"
+Baselines = dict[str, dict[str, float]]
+
+
+def write_report(page: Page, out: Path) -> list[Path]:
+    """report.md and report.html in a folder."""
+    texts = {out / MARKDOWN: to_markdown(page), out / HTML: to_html(page)}
+    for path, text in texts.items():
+        write_text(path, text)
+    return list(texts)
+
+
+def comparison_page(
+    trained: Trained, comparison: Comparison, baselines: Baselines, common: Sequence[str], resamples: int
+) -> Page:
+    """Everything that `trope compare` found; the first system is the reference."""
+    asked = ranked(trained)
+    metrics = [f"{kind}@{k}" for kind in (asked.hit, "NDCG") for k in CUTOFFS] + ["MRR"]
+    columns = [comparison.metrics.index(metric) for metric in metrics]
+    names = [system.name for system in comparison.systems]
+    order = np.argsort(-comparison.means, axis=0, kind="stable")  # [S, M]
+    best, second = order[0], order[1]
+    sections = [
+        Section(
+            "Results",
+            "Percent, mean ± standard deviation over seeds. Best bold, second best underlined, behind the best its "
+            f"relative gain over the second; a star where that gain's interval leaves out 0. {_hit(asked.hit)} The "
+            "last rows are popularity, for which nothing is trained and which is not marked.",
+            _results(trained, comparison, baselines, metrics, columns),
+        ),
+        Section(
+            f"Against {names[0]}, the reference",
+            "Difference in points with its 95 % interval; a star where that leaves out 0.",
+            _differences(comparison, metrics, columns, np.zeros_like(best)),
+        ),
+        Section(
+            "Against the second best",
+            "The same against the model that came second in each metric, named under it.",
+            _differences(comparison, metrics, columns, second, name_others=True),
+        ),
+        definitions([(each.name, each) for each in trained.variants if each.name in trained.values], common),
+        training_section(trained),
+    ]
+    first = columns[metrics.index("NDCG@10")]
+    gain = relative(comparison.means[best[first], first], comparison.means[second[first], first])
+    summary = (
+        f"{len(names)} models on {trained.data.path.name} ({trained.data.protocol.name}), {asked.users:,} test users. "
+        f"By NDCG@10 {names[best[first]]} is first and {names[second[first]]} second{gain and f' ({gain})'}."
+    )
+    warnings = [*run_warnings(trained), *_popular(comparison, baselines, metrics, columns)]
+    title = f"{trained.data.path.name}: {len(names)} models compared"
+    return Page(title, summary, facts(trained, common, resamples), sections, warnings)
+
+
+def relative(new: float, old: float) -> str:
+    """A relative change in percent; none from zero."""
+    return f"{100 * (new / old - 1):+.1f} %" if old > 0 else ""
+
+
+def over_seeds(lines: Sequence[dict[str, Any]], name: str, metric: str) -> Floats:
+    """A metric of each finished seed of a variant, as fractions."""
+    return np.array([line["test"][metric] for line in lines if line["name"] == name])
+
+
+def mean_and_deviation(lines: Sequence[dict[str, Any]], name: str, metric: str) -> str:
+    """In percent; one seed has no deviation."""
+    values = 100 * over_seeds(lines, name, metric)
+    return f"{values.mean():.2f}" + (f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else "")
+
+
+def difference(interval: Interval, column: int) -> Cell:
+    """A difference in points and its interval."""
+    mean, low, high = (100 * float(bound[column]) for bound in interval)
+    return Cell(f"{mean:+.2f}", f"{low:+.2f} .. {high:+.2f}", tone=tone(interval, column))
+
+
+def tone(interval: Interval, column: int) -> Tone:
+    """Good or bad news, or neither when zero lies in the interval."""
+    if not interval.significant[column]:
+        return ""
+    return "better" if interval.mean[column] > 0 else "worse"
+
+
+def definitions(variants: Sequence[tuple[str, Variant]], common: Sequence[str]) -> Section:
+    """What each row is; variants: with their labels, and with the common settings first."""
+    rows = []
+    for label, variant in variants:
+        own = " ".join(variant.settings[len(common) :]) or "none"
+        rows.append([Cell(label), Cell(f"{variant.name}-seed*"), Cell(variant.model), Cell(own)])
+    header = [Cell(text) for text in ("row", "run folders", "preset", "settings of its own")]
+    return Section("What each row is", "A preset and settings, and nothing else.", Grid(header, rows, numbers=False))
+
+
+def seconds_per_epoch(line: dict[str, Any]) -> float:
+    """Of a line of results.jsonl; a refit has as many epochs more as validation chose."""
+    return float(line["seconds"] / (line["epochs"] + (line["best_epoch"] if line.get("refit") else 0)))
+
+
+def training_section(trained: Trained) -> Section:
+    """How long and how far each variant was trained."""
+    rows = []
+    for variant in trained.variants:
+        lines = [line for line in trained.lines if line["name"] == variant.name]
+        if lines:
+            pace = np.mean([seconds_per_epoch(line) for line in lines])
+            shown = (", ".join(str(line[key]) for line in lines) for key in ("best_epoch", "epochs"))
+            criterion = preset(variant.model, variant.settings).train.criterion
+            valid = np.mean([100 * line["valid"][criterion] for line in lines])
+            rows.append([Cell(text) for text in (variant.name, *shown, criterion, f"{valid:.2f}", f"{pace:.2f}")])
+    header = ["model", "best epoch, by seed", "epochs trained", "criterion", "validation, %", "seconds per epoch"]
+    text = "Seconds include validation, and runs that were trained side by side shared the machine."
+    return Section("Training", text, Grid([Cell(text) for text in header], rows))
+
+
+def run_warnings(trained: Trained) -> list[str]:
+    """Runs that are missing, with their reason."""
+    failed = [f"{name} failed: {reason}" for name, reason in trained.failures]
+    asked, first = trained.variants[0].name, next(iter(trained.values))
+    if asked != first:
+        failed.append(f"{asked}, the reference, has no finished run; differences are from {first}")
+    missing = len(trained.runs) - len(trained.lines)
+    if missing:
+        failed.append(
+            f"{missing} of {len(trained.runs)} runs are missing from the means; the same command tries them again"
+        )
+    if len({run.seed for run in trained.runs}) == 1:
+        failed.append("one seed: differences between two trainings of the same model are not in these numbers")
+    return failed
+
+
+def _results(
+    trained: Trained, comparison: Comparison, baselines: Baselines, metrics: list[str], columns: list[int]
+) -> Grid:
+    order = np.argsort(-comparison.means, axis=0, kind="stable")
+    rows = []
+    for row, system in enumerate(comparison.systems):
+        apart = comparison.apart(row, order[1])
+        cells = [Cell(system.name)]
+        for metric, column in zip(metrics, columns, strict=True):
+            text = mean_and_deviation(trained.lines, system.name, metric)
+            if row == order[0, column]:
+                gain = relative(comparison.means[row, column], comparison.means[order[1, column], column])
+                cells.append(Cell(text, gain, "best", tone(apart, column)))
+            else:
+                cells.append(Cell(text, mark="second" if row == order[1, column] else ""))
+        rows.append(cells)
+    for name, values in baselines.items():
+        rows.append([Cell(name), *(Cell(f"{100 * values[metric]:.2f}") for metric in metrics)])
+    return Grid([Cell("model"), *map(Cell, metrics)], rows)
+
+
+def _differences(
+    comparison: Comparison,
+    metrics: list[str],
+    columns: list[int],
+    others: NDArray[np.int64],
+    name_others: bool = False,
+) -> Grid:
+    names = [system.name for system in comparison.systems]
+    header = [Cell(m, names[others[c]] if name_others else "") for m, c in zip(metrics, columns, strict=True)]
+    rows = []
+    for row, name in enumerate(names):
+        apart = comparison.apart(row, others)
+        cells = [Cell("") if row == others[column] else difference(apart, column) for column in columns]
+        if any(cell.text for cell in cells):
+            rows.append([Cell(name), *cells])
+    return Grid([Cell("model"), *header], rows)
+
+
+def _hit(hit: str) -> str:
+    if hit == "HR":
+        return "HR@K: the user's one positive is among the first K."
+    return "Recall@K: users have several positives; the share of them among the first K."
+
+
+def _popular(comparison: Comparison, baselines: Baselines, metrics: list[str], columns: list[int]) -> list[str]:
+    """A model that popularity beats is news that no mark would show."""
+    said = []
+    for name, values in baselines.items():
+        ahead = [m for m, c in zip(metrics, columns, strict=True) if values[m] > comparison.means[:, c].max()]
+        if ahead:
+            said.append(f"{name!r} is better than every model in {', '.join(ahead)}")
+    return said

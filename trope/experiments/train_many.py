@@ -1,0 +1,63 @@
+"""What `trope compare` and `trope ablate` share: train variants under a live table, then collect what they left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from trope.data.sequences import Sequences
+from trope.evaluate.metrics import Floats
+from trope.experiments.live_table import Watch
+from trope.experiments.pool import Outcome, Run, Variant, mean_over_seeds, plan, run_all, write_results
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Variants trained on a dataset.
+
+    data: the dataset. runs: all that were asked for. lines: of results.jsonl, one a finished run. values: per-user test
+    metrics by variant, the mean over its finished seeds, [U] each. failures: (run, reason) of this time.
+    """
+
+    data: Sequences
+    variants: list[Variant]
+    runs: list[Run]
+    lines: list[dict[str, Any]]
+    values: dict[str, dict[str, Floats]]
+    failures: list[tuple[str, str]]
+
+
+def train_many(
+    data: Path, variants: Sequence[Variant], seeds: int, jobs: int, out: Path, device: str, is_training: bool = True
+) -> Trained:
+    """Train what is not finished yet, and write results.jsonl, anew as each run ends.
+
+    is_training: False to take what is finished, such as runs copied from another machine.
+    """
+    sequences = Sequences.load(data)
+    if seeds < 1:
+        raise ValueError(f"at least one seed, got --seeds {seeds}")
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} exists and is not a folder; choose another --out")
+    runs = plan(variants, range(seeds), out)
+    finished = [run for run in runs if run.is_finished]
+    if not is_training and not finished:
+        raise ValueError(
+            f"{out} has no finished run of these, and with --no-train none is trained; copy the runs there"
+        )
+    typer.echo(f"{len(runs)} runs in {out}, {len(finished)} finished before")
+    with Watch(runs) as watch:
+
+        def ended(outcome: Outcome) -> None:
+            write_results(runs, out)  # each time: an interrupted comparison has what it finished
+            watch.ended(outcome)
+
+        asked = runs if is_training else finished  # which are still checked
+        outcomes = run_all(asked, data, jobs, device, ended, watch.began, watch.tick)
+    failures = [(each.run.folder.name, each.failure) for each in outcomes if each.failure is not None]
+    lines = write_results(runs, out)
+    return Trained(sequences, list(variants), runs, lines, mean_over_seeds(runs), failures)

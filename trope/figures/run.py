@@ -1,0 +1,81 @@
+"""What the figures look at: a run's best model, its T-RoPE modules, and a few histories of its own dataset.
+
+Shape letters: B histories, L positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trope.data.sequences import EvalBatch, Sequences
+from trope.models.recommender import SequentialRecommender
+from trope.rotary.trope import TRoPE
+
+CANDIDATES, USERS, VISITS = 2000, 32, 7
+"""Users looked through for an example, users averaged over, and moments of the example that are drawn."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run, opened for drawing.
+
+    ropes: one T-RoPE for each block, empty where the model does not rotate by time; why_no_ropes says so then.
+    """
+
+    name: str
+    model: SequentialRecommender
+    data: Sequences
+    ropes: list[TRoPE]
+    why_no_ropes: str
+
+
+def open_run(run: Path, data: Path | None = None) -> RunView:
+    """The best model on the CPU, and the dataset that it was trained on."""
+    store = Sequences.of_run(run, data)
+    model = SequentialRecommender.from_pretrained(run / "best").eval()
+    ropes = [module for module in model.blocks.modules() if isinstance(module, TRoPE) and module.position == "times"]
+    kind = model.config.rotary.kind
+    why = {"none": "it has no rotary encoding", "torope": "it uses TO-RoPE", "index": "it rotates by index"}
+    reason = why.get(kind, "its T-RoPE rotates by index, not by time")
+    return RunView(run.resolve().name, model, store, ropes, f"This model has no T-RoPE over time: {reason}.")
+
+
+def test_users(view: RunView, most: int) -> Tensor:
+    """Up to `most` users of the test split, evenly over all of them."""
+    users = view.data.eval_users("test")
+    if len(users) == 0:
+        raise ValueError(f"{view.data.path} has no test users to draw; prepare it with a protocol that has some")
+    return users[torch.linspace(0, len(users) - 1, min(most, len(users))).long()]
+
+
+def histories(view: RunView, users: Tensor) -> EvalBatch:
+    """The users' last events before the test split, as evaluation sees them."""
+    return view.data.eval_batch("test", users, view.model.config.model.max_len)
+
+
+def example(view: RunView) -> EvalBatch:
+    """One user's history, [1, L]: of those with the most moments, the one at the upper quartile of burstiness.
+
+    Burstiness is the standard deviation of the gaps between distinct moments over their mean.
+    """
+    batch = histories(view, test_users(view, CANDIDATES))
+    moments = [visits(times[:length]) for times, length in zip(batch.times, batch.lengths.tolist(), strict=True)]
+    enough = min(VISITS, max(len(moment) for moment in moments))
+    rows = [row for row, moment in enumerate(moments) if len(moment) >= enough]
+    rows.sort(key=lambda row: (burstiness(moments[row][-VISITS:]), row))
+    return histories(view, batch.users[[rows[(3 * len(rows)) // 4]]])
+
+
+def visits(times: Tensor) -> Tensor:
+    """Distinct moments, rising: a basket's events are one."""
+    return times.unique()
+
+
+def burstiness(moments: Tensor) -> float:
+    """Standard deviation of gaps over their mean; 0 where all are alike or there is but one."""
+    gaps = moments.diff().double()
+    return float(gaps.std(unbiased=False) / gaps.mean()) if len(gaps) else 0.0

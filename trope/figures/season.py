@@ -1,0 +1,52 @@
+"""The demo's figure: how recommendations of seasonal products follow the year, beside what was really bought."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import matplotlib.dates as mdates
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
+from trope.experiments.season import Floats, Season
+from trope.figures.style import BLUE, FORMATS, PALE, VERMILION, content, save
+
+# Baseline, then ours: colours that colour-blind readers can tell apart, and line styles that do so without colour.
+STYLES = ((VERMILION, "--", 1.8), (BLUE, "-", 2.4))
+NAMED, LONGEST = 3, 17
+"""Product types written over a panel, and the most letters of each."""
+
+
+def draw(
+    found: list[Season], shares: dict[str, list[Floats]], moments: npt.NDArray[np.int64], title: str, path: Path
+) -> list[Path]:
+    """One panel a season, each curve as multiples of its own mean; returns the PNG and the SVG.
+
+    found: four seasons. shares: by model, one [F] for each season. moments: [F] Unix seconds.
+    """
+    days = [datetime.fromtimestamp(moment, UTC) for moment in moments.tolist()]
+    # A figure of its own, without pyplot: no display, no global state.
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True)
+    for number, (axis, season) in enumerate(zip(axes.flat, found, strict=True)):
+        axis.fill_between(days, _relative(season.bought), color=PALE, lw=0, label="bought")
+        for (model, curves), (colour, style, width) in zip(shares.items(), STYLES, strict=True):
+            axis.plot(days, _relative(curves[number]), style, color=colour, lw=width, label=f"recommended by {model}")
+        names = ", ".join(name.lower()[:LONGEST].strip() for name in season.names[:NAMED])
+        axis.set_title(f"Peak in {season.quarter}\n{names}, ...", fontsize=9, loc="left")
+        axis.set_ylim(bottom=0)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.xaxis.set_major_locator(mdates.MonthLocator(interval=2))
+        axis.xaxis.set_major_formatter(mdates.DateFormatter("%b"))
+    for axis in axes[:, 0]:
+        axis.set_ylabel("share, 1 = mean over the moments")
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    return [save(content(figure, ending), path.with_suffix(f".{ending}")) for ending in FORMATS]
+
+
+def _relative(share: Floats) -> Floats:
+    """A curve over its own mean; one that is zero throughout stays zero."""
+    return share / share.mean() if share.any() else share

@@ -1,0 +1,247 @@
+"""The gradients of HSTU's bias weights: sums of the scores' gradient by distance and by bucket of time.
+
+Heads share the bias, so the gradient is summed over heads first, into strips: a tile of queries by all its keys, in
+float32. The sum comes from what the key kernel kept, or is computed once more (long sequences). Strips are taken in
+slices of a fixed budget, so memory stays linear in the length. From a strip:
+- by distance: entries of one distance lie one step apart in neighbouring rows, so rows are added up, read backwards;
+- by bucket: sorted times make a row's buckets runs, so the sum over buckets >= k is the row's prefix sum where the run
+  of k ends (attention/runs.py). Unsorted times take one masked sum per bucket.
+No atomics: what each program leaves is small, and is summed in a fixed order.
+
+Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
+Shape letters: B sequences, L positions, S = row_stride(L), H heads, D head dim, K time buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trope.kernels.attention import runs as attention_runs
+from trope.kernels.attention.runs import find_runs, pair_of, sum_runs
+from trope.kernels.attention.triton import (
+    Bias,
+    load_buckets,
+    load_tile,
+    row_stride,
+    score_gradient,
+    shared_arguments,
+    sheet_strides,
+    tile,
+    unit_tile,
+)
+from trope.kernels.sequence_layout import Spans
+
+STRIP_BYTES = 1 << 28  # of a slice of strips
+ROWS = 256  # of strips that a program of the distance kernel adds up; fixed, so that sums do not depend on the GPU
+
+
+@triton.jit
+def _sum_kernel(
+    p_ds, p_strips, p_lengths, s_row, first, TILES, H: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile of a strip from the gradients that were kept for each head."""
+    i_n, i_unit = tl.program_id(0), tl.program_id(1)
+    i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
+    if (i_n > i_m) | (i_m * BLOCK >= tl.load(p_lengths + i_b)):
+        return
+    o_row, o_n = tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
+    p_tile = p_ds + i_b.to(tl.int64) * H * s_row * s_row + o_n[:, None] * s_row + (i_m * BLOCK + o_row)[None, :]
+    b_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for i_h in tl.static_range(H):
+        b_sum += tl.load(p_tile + i_h * s_row * s_row).to(tl.float32)
+    p_out = p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :]
+    tl.store(p_out, tl.trans(b_sum))
+
+
+@triton.jit
+def _recompute_kernel(
+    p_q, p_k, p_v, p_dy, p_strips, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
+    s_q, s_k, s_v, s_dy, s_qh, s_kh, s_vh, s_dyh, s_row, s_sheet, L, centre, last, scale, first, TILES, H,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """A tile of a strip, computed once more."""
+    i_n, i_unit = tl.program_id(0), tl.program_id(1)
+    i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
+    start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
+    if (i_n > i_m) | (i_m * BLOCK >= length):
+        return
+    o_m, o_n = i_m * BLOCK + tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
+    m_m, m_n = o_m < length, o_n < length
+    b_unit = unit_tile(p_sheet, BLOCK)
+    b_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for i_h in range(H):
+        b_q = load_tile(p_q + i_h * s_qh, start + o_m, m_m, s_q, D, BLOCK_D)
+        b_k = load_tile(p_k + i_h * s_kh, start + o_n, m_n, s_k, D, BLOCK_D)
+        b_v = load_tile(p_v + i_h * s_vh, start + o_n, m_n, s_v, D, BLOCK_D)
+        b_dy = load_tile(p_dy + i_h * s_dyh, start + o_m, m_m, s_dy, D, BLOCK_D)
+        _, b_ds = score_gradient(
+            b_q, b_k, b_v, b_dy, b_unit, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start,
+            o_m, o_n, m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET, FAST,
+            False)  # fmt: skip
+        b_sum += b_ds
+    o_row = tl.arange(0, BLOCK)
+    tl.store(p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :], b_sum)
+
+
+@triton.jit
+def _by_bucket_kernel(
+    p_strips, p_partial, p_times, p_query_times, p_buckets, p_counts, p_singles, p_starts, p_lengths,
+    s_row, L, last, first, TILES,
+    CACHED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RUNS: tl.constexpr,
+):  # fmt: skip
+    """One strip's sums: in each of BLOCK_K buckets taken singly, and behind them in buckets >= k of runs."""
+    i_unit = tl.program_id(0)
+    i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
+    start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
+    o_row, o_k, o_run = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K), tl.arange(0, RUNS)
+    o_m = i_m * BLOCK + o_row
+    b_hist = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    b_runs = tl.zeros((BLOCK, RUNS), dtype=tl.float32)
+    for i_n in range(i_m + 1 if i_m * BLOCK < length else 0):
+        o_n = i_n * BLOCK + o_row
+        b_sum = tl.load(p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :])
+        m_m = o_m < length
+        m = (o_m[:, None] >= o_n[None, :]) & m_m[:, None]  # other pairs have no gradient
+        if COUNTED:
+            pair = pair_of(i_b, i_m, i_n, TILES)
+            b_count = tl.load(p_counts + pair * BLOCK * RUNS + o_row[:, None] * RUNS + o_run[None, :]).to(tl.int32)
+            lowest, end = tl.load(p_singles + pair * 2), tl.load(p_singles + pair * 2 + 1)
+        else:
+            b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length, s_row,
+                                    L, last, CACHED)  # fmt: skip
+            b_count, lowest, end = find_runs(b_bucket, m, BLOCK, RUNS)
+        b_runs += sum_runs(b_sum, b_count)
+        if lowest < end:
+            b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length, s_row,
+                                    L, last, CACHED)  # fmt: skip
+            for i_k in range(lowest, end):
+                in_bucket = tl.sum(tl.sum(tl.where(m & (b_bucket == i_k), b_sum, 0.0), axis=1), axis=0)
+                b_hist += tl.where(o_k == i_k, in_bucket, 0.0)
+    p_row = p_partial + (first + i_unit) * (BLOCK_K + RUNS)
+    tl.store(p_row + o_k, b_hist)
+    tl.store(p_row + BLOCK_K + o_run, tl.sum(b_runs, axis=0))
+
+
+@triton.jit
+def _bucket_sum_kernel(p_partial, p_d_time, R, scale, BLOCK_K: tl.constexpr, RUNS: tl.constexpr, BLOCK_R: tl.constexpr):
+    """One bucket's sum over all strips: what is in it, and what is in it or above less what is above."""
+    i_k = tl.program_id(0)
+    b_sum = tl.zeros((BLOCK_R,), dtype=tl.float32)
+    b_above = tl.zeros((BLOCK_R,), dtype=tl.float32)
+    for i_r in range(0, R, BLOCK_R):
+        o_r = i_r + tl.arange(0, BLOCK_R)
+        p = p_partial + o_r * (BLOCK_K + RUNS) + i_k
+        b_sum += tl.load(p, mask=o_r < R, other=0.0)
+        b_sum += tl.load(p + BLOCK_K, mask=(o_r < R) & (i_k < RUNS), other=0.0)
+        b_above += tl.load(p + BLOCK_K + 1, mask=(o_r < R) & (i_k + 1 < RUNS), other=0.0)
+    tl.store(p_d_time + i_k, (tl.sum(b_sum, axis=0) - tl.sum(b_above, axis=0)) * scale)
+
+
+@triton.jit
+def _by_distance_kernel(
+    p_strips, p_partial, p_lengths, s_row, s_partial, i_part, first, UNITS, TILES, ROWS,
+    BLOCK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """Sums of some rows of strips by distance, a block of distances a program."""
+    i_chunk, o_distance = tl.program_id(0), tl.program_id(1) * BLOCK_L + tl.arange(0, BLOCK_L)
+    b_sum = tl.zeros((BLOCK_R, BLOCK_L), dtype=tl.float32)
+    for i_row in range(i_chunk * ROWS, tl.minimum((i_chunk + 1) * ROWS, UNITS * BLOCK), BLOCK_R):
+        o_row = i_row + tl.arange(0, BLOCK_R)  # BLOCK_R divides BLOCK: all of one strip
+        unit = first + i_row // BLOCK
+        o_m = unit % TILES * BLOCK + o_row % BLOCK
+        length = tl.load(p_lengths + unit // TILES).to(tl.int32)
+        o_n = o_m[:, None] - o_distance[None, :]
+        m = (o_n >= 0) & (o_m < length)[:, None]
+        b_sum += tl.load(p_strips + o_row.to(tl.int64)[:, None] * s_row + o_n, mask=m, other=0.0)
+    tl.store(p_partial + (i_part + i_chunk) * s_partial + o_distance, tl.sum(b_sum, axis=0))
+
+
+@triton.jit
+def _distance_sum_kernel(p_partial, p_d_position, R, L, centre, scale, s_partial, BLOCK_R: tl.constexpr):
+    """One distance's sum over all parts."""
+    distance = tl.program_id(0)
+    b_sum = tl.zeros((BLOCK_R,), dtype=tl.float32)
+    for i_r in range(0, R, BLOCK_R):
+        o_r = i_r + tl.arange(0, BLOCK_R)
+        b_sum += tl.load(p_partial + o_r * s_partial + distance, mask=o_r < R, other=0.0)
+    tl.store(p_d_position + centre - distance, tl.sum(b_sum, axis=0) * scale)
+
+
+def from_kept(ds: Tensor, spans: Spans, n: int, bias: Bias, d_position: Tensor | None, d_time: Tensor | None) -> None:
+    """Fill the gradients of the weights from the gradient of the scores, [B, H, keys, queries]."""
+
+    def fill(strips: Tensor, first: int, units: int, tiles: int, block: int) -> None:
+        _sum_kernel[(tiles, units)](
+            ds, strips, spans.lengths_B, strips.shape[-1], first, tiles, H=ds.shape[1], BLOCK=block, num_warps=4
+        )
+
+    _sum_strips(fill, ds, spans, n, bias, d_position, d_time)
+
+
+def from_inputs(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias,
+    d_position: Tensor | None, d_time: Tensor | None,
+) -> None:  # fmt: skip
+    """Fill the gradients of the weights from what attention's backward began with."""
+    inputs = (q, k, v, dy)
+
+    def fill(strips: Tensor, first: int, units: int, tiles: int, block: int) -> None:
+        _recompute_kernel[(tiles, units)](
+            *inputs, strips, *bias.pointers(q), spans.starts_B, spans.lengths_B,
+            *(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs),
+            *sheet_strides(spans, bias), *shared_arguments(spans, n, bias), first, tiles, q.shape[1],
+            **bias.constants(), **tile(q, spans),
+        )  # fmt: skip
+
+    _sum_strips(fill, q, spans, n, bias, d_position, d_time)
+
+
+def _sum_strips(
+    fill: Callable[[Tensor, int, int, int, int], None], like: Tensor, spans: Spans, n: int, bias: Bias,
+    d_position: Tensor | None, d_time: Tensor | None,
+) -> None:  # fmt: skip
+    """Slice by slice: have strips filled, then sum them both ways."""
+    B, S = len(spans.lengths_B), row_stride(spans.max_len)
+    L, centre, last, scale = shared_arguments(spans, n, bias)
+    block = tile(like, spans)["BLOCK"]
+    tiles = triton.cdiv(L, block)
+    units = max(1, min(B * tiles, STRIP_BYTES // (4 * block * S)))
+    slices = range(0, B * tiles, units)
+    strips = torch.empty((units, block, S), dtype=torch.float32, device=like.device)
+    parts, block_k = triton.cdiv(units * block, ROWS), 0
+    by_distance = torch.empty(
+        (len(slices) * parts, S) if d_position is not None else (0, S), dtype=torch.float32, device=like.device
+    )
+    if d_time is not None:
+        block_k = triton.next_power_of_2(len(d_time))
+        by_bucket = torch.empty((B * tiles, block_k + attention_runs.RUNS), dtype=torch.float32, device=like.device)
+    for i, first in enumerate(slices):
+        here = min(units, B * tiles - first)
+        fill(strips, first, here, tiles, block)
+        if d_position is not None:
+            block_l = 128 if S % 128 == 0 else block
+            _by_distance_kernel[(parts, S // block_l)](
+                strips, by_distance, spans.lengths_B, S, S, i * parts, first, here, tiles, ROWS,
+                BLOCK=block, BLOCK_R=16, BLOCK_L=block_l, num_warps=4,
+            )  # fmt: skip
+        if d_time is not None:
+            _, _, times, query_times, buckets, _ = bias.pointers(like)
+            runs = bias.gaps.runs
+            _by_bucket_kernel[(here,)](
+                strips, by_bucket, times, query_times, buckets, *((like, like) if runs is None else runs),
+                spans.starts_B, spans.lengths_B, S, L, last, first, tiles,
+                CACHED=bias.constants()["CACHED"], COUNTED=runs is not None,
+                BLOCK=block, BLOCK_K=block_k, RUNS=attention_runs.RUNS, num_warps=8,
+            )  # fmt: skip
+    if d_position is not None:
+        _distance_sum_kernel[(L,)](by_distance, d_position, len(by_distance), L, centre, scale, S, BLOCK_R=256)
+    if d_time is not None:
+        _bucket_sum_kernel[(len(d_time),)](
+            by_bucket, d_time, B * tiles, scale, BLOCK_K=block_k, RUNS=attention_runs.RUNS, BLOCK_R=256
+        )

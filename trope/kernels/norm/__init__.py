@@ -1,0 +1,67 @@
+"""The two norms of the HSTU block, each with what surrounds it in one pass over memory. Decides what runs.
+
+`norm` adds the previous block's output to the residual stream and normalises the sum; `gate` normalises attention's
+output, multiplies it by SiLU of u and drops. u is the projection's own: its SiLU is nobody else's, and never stored.
+
+Shape letters: T tokens, E width, F = H D.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trope.kernels.backend import Backend, resolve_backend
+from trope.kernels.gradient_buffer import JointGradient
+from trope.kernels.norm import reference as norm_reference
+from trope.kernels.random.reference import keep_mask
+
+EPS = 1e-6  # of the public code
+
+
+def norm(
+    x_TE: Tensor,
+    delta_TE: Tensor | None = None,
+    eps: float = EPS,
+    out_dtype: torch.dtype = torch.bfloat16,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor]:
+    """x + delta in the dtype of x, and its layer norm without affine in `out_dtype`; differentiable in both inputs.
+
+    Args:
+        x_TE: the residual stream.
+        delta_TE: what a block adds to it; without one the first result is x itself.
+    """
+    if resolve_backend(backend, x_TE) == "torch":
+        return norm_reference.norm(x_TE, delta_TE, eps, out_dtype)
+    from trope.kernels.norm import triton as norm_triton  # only now: CPU users need no Triton
+
+    return norm_triton.norm(x_TE, delta_TE, eps, out_dtype)
+
+
+def gate(
+    y_TF: Tensor,
+    u_TF: Tensor,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    stream: int = 0,
+    eps: float = EPS,
+    joint: JointGradient | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Dropout of (layer norm of y, without affine, times SiLU of u), in the dtype of y; differentiable in y and u.
+
+    Args:
+        y_TF, u_TF: rows may be strided views, such as `u.flatten(1)` of activate's u.
+        seed: int64 [1] on the device; None drops nothing.
+        stream: one number per place in the model that drops.
+        joint: shared with the activate that u is from, it saves a copy of u's gradient; the reference needs none.
+    """
+    if resolve_backend(backend, y_TF) == "torch":
+        keep = (
+            None if seed is None or dropout == 0 else keep_mask(seed, stream, (y_TF.shape[0], y_TF.shape[1]), dropout)
+        )
+        return norm_reference.gate(y_TF, u_TF, keep, dropout, eps)
+    from trope.kernels.norm import triton as norm_triton
+
+    return norm_triton.gate(y_TF, u_TF, dropout, seed, stream, eps, joint)

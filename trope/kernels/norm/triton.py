@@ -1,0 +1,217 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
+"""The two norms of the HSTU block, forward and backward one launch each.
+
+Notable: whole rows in registers, a row never leaves its warp, so no reduction goes through shared memory; mean and
+reciprocal deviation are kept for the backward (8 bytes a row); dropout is drawn again there instead of being stored;
+the gate applies SiLU to u itself, and its backward writes u's gradient where that of the whole projection will be.
+
+Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
+Shape letters: T tokens, E width, F = H D, R rows of a program.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trope.kernels.gradient_buffer import JointGradient
+from trope.kernels.random.triton import dropout_arguments, dropped
+from trope.kernels.silu import silu, silu_and_slope
+
+
+@triton.jit
+def _moments(b_x, m_x, eps, E: tl.constexpr):
+    """Mean and reciprocal standard deviation of every row, two-pass."""
+    b_mean = tl.sum(b_x, axis=1) / E
+    b_centred = tl.where(m_x, b_x - b_mean[:, None], 0.0)
+    return b_mean, tl.rsqrt(tl.sum(b_centred * b_centred, axis=1) / E + eps)
+
+
+@triton.jit
+def _norm_backward(b_g, b_normed, b_rstd, E: tl.constexpr):
+    """From the gradient of a layer norm's output to that of its input. Columns past E are zero in both blocks."""
+    b_shift = tl.sum(b_g, axis=1) / E
+    b_scale = tl.sum(b_g * b_normed, axis=1) / E
+    return (b_g - b_shift[:, None] - b_normed * b_scale[:, None]) * b_rstd[:, None]
+
+
+@triton.jit
+def _norm_forward_kernel(
+    p_x, p_delta, p_new, p_out, p_mean, p_rstd, T, eps,
+    E: tl.constexpr, HAS_DELTA: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    o_e = tl.arange(0, BLOCK_E)
+    m = (o_r < T)[:, None] & (o_e < E)[None, :]
+    o_x = o_r.to(tl.int64)[:, None] * E + o_e[None, :]
+    b_x = tl.load(p_x + o_x, mask=m, other=0.0)
+    if HAS_DELTA:
+        b_x += tl.load(p_delta + o_x, mask=m, other=0.0).to(tl.float32)
+        tl.store(p_new + o_x, b_x, mask=m)
+    b_mean, b_rstd = _moments(b_x, m, eps, E)
+    b_out = (b_x - b_mean[:, None]) * b_rstd[:, None]
+    tl.store(p_out + o_x, b_out.to(p_out.dtype.element_ty), mask=m)
+    tl.store(p_mean + o_r, b_mean, mask=o_r < T)
+    tl.store(p_rstd + o_r, b_rstd, mask=o_r < T)
+
+
+@triton.jit
+def _norm_backward_kernel(
+    p_g_new, p_g_out, p_new, p_mean, p_rstd, p_dx, p_ddelta, T,
+    E: tl.constexpr, HAS_NEW: tl.constexpr, HAS_OUT: tl.constexpr, HAS_DELTA: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    o_e = tl.arange(0, BLOCK_E)
+    m = (o_r < T)[:, None] & (o_e < E)[None, :]
+    o_x = o_r.to(tl.int64)[:, None] * E + o_e[None, :]
+    b_dx = tl.zeros((BLOCK_R, BLOCK_E), dtype=tl.float32)
+    if HAS_NEW:
+        b_dx += tl.load(p_g_new + o_x, mask=m, other=0.0)
+    if HAS_OUT:
+        b_g = tl.load(p_g_out + o_x, mask=m, other=0.0).to(tl.float32)
+        b_x = tl.load(p_new + o_x, mask=m, other=0.0)
+        b_mean = tl.load(p_mean + o_r, mask=o_r < T, other=0.0)
+        b_rstd = tl.load(p_rstd + o_r, mask=o_r < T, other=0.0)
+        b_normed = tl.where(m, (b_x - b_mean[:, None]) * b_rstd[:, None], 0.0)
+        b_dx += _norm_backward(b_g, b_normed, b_rstd, E)
+    tl.store(p_dx + o_x, b_dx, mask=m)
+    if HAS_DELTA:
+        tl.store(p_ddelta + o_x, b_dx.to(p_ddelta.dtype.element_ty), mask=m)
+
+
+@triton.jit(do_not_specialize=["stream"])
+def _gate_forward_kernel(
+    p_y, p_u, p_out, p_mean, p_rstd, p_seed, stream, T, eps, s_y, s_u,
+    F: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    o_f = tl.arange(0, BLOCK_E)[None, :]
+    o_row = o_r.to(tl.int64)[:, None]
+    m = (o_r < T)[:, None] & (o_f < F)
+    b_y = tl.load(p_y + o_row * s_y + o_f, mask=m, other=0.0).to(tl.float32)
+    b_gate = silu(tl.load(p_u + o_row * s_u + o_f, mask=m, other=0.0))
+    b_mean, b_rstd = _moments(b_y, m, eps, F)
+    b_out = dropped((b_y - b_mean[:, None]) * b_rstd[:, None] * b_gate, p_seed, stream, o_r, THRESHOLD, SCALE)
+    tl.store(p_out + o_row * F + o_f, b_out.to(p_out.dtype.element_ty), mask=m)
+    tl.store(p_mean + o_r, b_mean, mask=o_r < T)
+    tl.store(p_rstd + o_r, b_rstd, mask=o_r < T)
+
+
+@triton.jit(do_not_specialize=["stream"])
+def _gate_backward_kernel(
+    p_g, p_y, p_u, p_mean, p_rstd, p_dy, p_du, p_seed, stream, T, s_y, s_u, s_du,
+    F: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    o_f = tl.arange(0, BLOCK_E)[None, :]
+    o_row = o_r.to(tl.int64)[:, None]
+    m = (o_r < T)[:, None] & (o_f < F)
+    b_g = tl.load(p_g + o_row * F + o_f, mask=m, other=0.0).to(tl.float32)
+    b_y = tl.load(p_y + o_row * s_y + o_f, mask=m, other=0.0).to(tl.float32)
+    b_gate, b_slope = silu_and_slope(tl.load(p_u + o_row * s_u + o_f, mask=m, other=0.0))
+    b_mean = tl.load(p_mean + o_r, mask=o_r < T, other=0.0)
+    b_rstd = tl.load(p_rstd + o_r, mask=o_r < T, other=0.0)
+    b_g = dropped(b_g, p_seed, stream, o_r, THRESHOLD, SCALE)
+    b_normed = tl.where(m, (b_y - b_mean[:, None]) * b_rstd[:, None], 0.0)
+    tl.store(p_du + o_row * s_du + o_f, (b_g * b_normed * b_slope).to(p_du.dtype.element_ty), mask=m)
+    b_dy = _norm_backward(b_g * b_gate, b_normed, b_rstd, F)
+    tl.store(p_dy + o_row * F + o_f, b_dy.to(p_dy.dtype.element_ty), mask=m)
+
+
+def row_tile(width: int) -> dict[str, int]:
+    """Block sizes of kernels that hold whole rows: 1024 elements a warp, short rows several at a time."""
+    block = max(8, triton.next_power_of_2(width))
+    return {"BLOCK_R": max(1, 1024 // block), "BLOCK_E": block, "num_warps": max(1, block // 1024)}
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_TE: Tensor, delta_TE: Tensor | None, eps: float, out_dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        T, E = x_TE.shape
+        new = x_TE if delta_TE is None else torch.empty_like(x_TE)
+        out = torch.empty((T, E), dtype=out_dtype, device=x_TE.device)
+        mean, rstd = torch.empty((2, T), dtype=torch.float32, device=x_TE.device)
+        tile = row_tile(E)
+        if T:
+            _norm_forward_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
+                x_TE, x_TE if delta_TE is None else delta_TE, new, out, mean, rstd, T, eps,
+                E=E, HAS_DELTA=delta_TE is not None, **tile,
+            )  # fmt: skip
+        ctx.save_for_backward(new, mean, rstd)
+        ctx.set_materialize_grads(False)
+        ctx.delta_dtype = None if delta_TE is None else delta_TE.dtype
+        return new, out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_new: Tensor | None, g_out: Tensor | None) -> tuple[Tensor | None, ...]:
+        new, mean, rstd = ctx.saved_tensors
+        T, E = new.shape
+        dx = torch.empty_like(new)
+        ddelta = None if ctx.delta_dtype is None else torch.empty_like(new, dtype=ctx.delta_dtype)
+        tile = row_tile(E)
+        if T:
+            _norm_backward_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
+                new if g_new is None else g_new.contiguous(), new if g_out is None else g_out.contiguous(),
+                new, mean, rstd, dx, dx if ddelta is None else ddelta, T,
+                E=E, HAS_NEW=g_new is not None, HAS_OUT=g_out is not None, HAS_DELTA=ddelta is not None, **tile,
+            )  # fmt: skip
+        return dx, ddelta, None, None
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y_TF: Tensor, u_TF: Tensor, dropout: float, seed: Tensor | None, stream: int, eps: float,
+        joint: JointGradient | None,
+    ) -> Tensor:  # fmt: skip
+        T, F = y_TF.shape
+        out = torch.empty((T, F), dtype=y_TF.dtype, device=y_TF.device)
+        mean, rstd = torch.empty((2, T), dtype=torch.float32, device=y_TF.device)
+        p_seed, constants = dropout_arguments(dropout, seed, fallback=y_TF)
+        tile = row_tile(F)
+        if T:
+            _gate_forward_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
+                y_TF, u_TF, out, mean, rstd, p_seed, stream, T, eps, y_TF.stride(0), u_TF.stride(0),
+                F=F, **constants, **tile,
+            )  # fmt: skip
+        ctx.save_for_backward(y_TF, u_TF, mean, rstd, p_seed)
+        ctx.stream, ctx.constants, ctx.joint = stream, constants, joint
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_TF: Tensor) -> tuple[Tensor | None, ...]:
+        y_TF, u_TF, mean, rstd, p_seed = ctx.saved_tensors
+        T, F = y_TF.shape
+        dy = torch.empty((T, F), dtype=y_TF.dtype, device=y_TF.device)
+        du = torch.empty_like(dy, dtype=u_TF.dtype) if ctx.joint is None else ctx.joint.first_columns(u_TF)
+        tile = row_tile(F)
+        if T:
+            _gate_backward_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
+                g_TF.contiguous(), y_TF, u_TF, mean, rstd, dy, du, p_seed, ctx.stream, T, y_TF.stride(0),
+                u_TF.stride(0), du.stride(0), F=F, **ctx.constants, **tile,
+            )  # fmt: skip
+        return dy, du, None, None, None, None, None
+
+
+def norm(x_TE: Tensor, delta_TE: Tensor | None, eps: float, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    assert x_TE.dtype == torch.float32, "the residual stream is float32"
+    assert delta_TE is None or delta_TE.shape == x_TE.shape
+    delta_TE = None if delta_TE is None else delta_TE.contiguous()
+    return _Norm.apply(x_TE.contiguous(), delta_TE, eps, out_dtype)
+
+
+def gate(
+    y_TF: Tensor, u_TF: Tensor, dropout: float, seed: Tensor | None, stream: int, eps: float,
+    joint: JointGradient | None,
+) -> Tensor:  # fmt: skip
+    assert y_TF.shape == u_TF.shape
+    y_TF, u_TF = (x if x.stride(1) == 1 else x.contiguous() for x in (y_TF, u_TF))
+    return _Gate.apply(y_TF, u_TF, dropout, seed, stream, eps, joint)

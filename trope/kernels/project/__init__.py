@@ -1,0 +1,49 @@
+"""A linear map in a lower precision than its weights, with the weights' gradient in theirs. Decides what runs.
+
+What autocast does around torch's linear layer, in fewer passes over memory: the weights' gradient leaves the product in
+float32 instead of being rounded and cast back, and the bias's gradient is one sum over tokens (torch's own takes as
+long as the product itself where the output is narrow).
+
+Shape letters: T tokens, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trope.kernels.backend import Backend, resolve_backend
+
+
+def project(x_TI: Tensor, weight_IO: Tensor, bias_O: Tensor | None = None, backend: Backend = "auto") -> Tensor:
+    """x @ weight + bias in the dtype of x; differentiable in all three."""
+    if resolve_backend(backend, x_TI) == "torch":
+        y_TO = x_TI @ weight_IO.to(x_TI.dtype)
+        return y_TO if bias_O is None else y_TO + bias_O.to(x_TI.dtype)
+    return _Project.apply(x_TI, weight_IO, bias_O)
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        low = weight.to(x.dtype)
+        ctx.save_for_backward(x, low)
+        ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
+        return x @ low if bias is None else torch.addmm(bias.to(x.dtype), x, low)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from trope.kernels.project import triton as project_triton
+
+        (g,) = gradients
+        x, low = ctx.saved_tensors
+        dx = g @ low.t() if ctx.needs_input_grad[0] else None
+        # A product that leaves in float32 is only there on GPUs.
+        exact = g.is_cuda and g.dtype != torch.float32 and ctx.weight_dtype == torch.float32
+        dw = torch.mm(x.t(), g, out_dtype=torch.float32) if exact else (x.t() @ g).to(ctx.weight_dtype)
+        db = None if ctx.bias_dtype is None else project_triton.sum_rows(g).to(ctx.bias_dtype)
+        return dx, dw, db

@@ -1,0 +1,1 @@
+"""Random numbers that depend on a seed and a position alone, the same in PyTorch and in Triton."""

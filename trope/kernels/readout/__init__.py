@@ -1,0 +1,28 @@
+"""The end of the network with a readout by time: the last residual sum, and its turning dims turned. Decides what runs.
+
+Shape letters: T tokens, E width, P turning planes.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from trope.kernels.backend import Backend, resolve_backend
+from trope.kernels.readout import reference as readout_reference
+
+
+def add_turned(
+    x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, coords_T: Tensor, freqs_P: Tensor, backend: Backend = "auto"
+) -> Tensor:
+    """x + delta in the dtype of x; its first 2P dims less those of `start`, plane p turned by coords * freqs[p] turns.
+
+    Args:
+        x_TE, delta_TE, start_TE: the residual stream, what the last block adds to it, what it began with.
+        coords_T: where each token stands, int64; no gradient.
+        freqs_P: turns per unit of coordinate, float64.
+    """
+    if resolve_backend(backend, x_TE) == "torch":
+        return readout_reference.add_turned(x_TE, delta_TE, start_TE, coords_T, freqs_P)
+    from trope.kernels.readout import triton as readout_triton  # only now: CPU users need no Triton
+
+    return readout_triton.add_turned(x_TE, delta_TE, start_TE, coords_T, freqs_P)

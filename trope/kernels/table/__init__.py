@@ -1,0 +1,87 @@
+"""The item table's gradient and optimiser step in one pass over the table.
+
+Reading and writing weights and moments once is the floor of a dense AdamW step; the fused update adds only the gathers
+of what each row's gradient is made of, and writes the unit vectors for the next step on its way. To gather instead of
+scatter, the entries of a batch are first sorted by item (`invert`), which makes every sum's order fixed. The reference
+is in table/reference.py, the kernels in table/triton.py.
+
+Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is padding), C candidates of a token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trope.kernels.backend import Backend, resolve_backend
+from trope.kernels.table import reference as table_reference
+from trope.kernels.table.reference import InputEntries, ScoreEntries
+
+__all__ = ["InputEntries", "ScoreEntries", "invert", "table_gradient", "unit_vectors", "update_table"]
+
+
+def invert(items: Tensor, num_items: int, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
+    """Sort the entries of a tensor of items by item: (order, first_V).
+
+    Item v owns the flat entry numbers order[first[v] : first[v + 1]], in rising order. order is as torch.sort gives it,
+    int64 (a copy to int32 would cost more than it saves); first_V is int32 [V+2].
+
+    Args:
+        items: candidates [T, C] or inputs [T], values 0 .. num_items.
+    """
+    if resolve_backend(backend, items) == "torch":
+        return table_reference.invert(items, num_items)
+    from trope.kernels.table import triton as table_triton
+
+    return table_triton.invert(items, num_items)
+
+
+@torch.no_grad()
+def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries, backend: Backend = "auto") -> Tensor:
+    """The table's gradient as a dense tensor [V+1, E], for clipping and for several processes."""
+    if resolve_backend(backend, table_VE) == "torch":
+        return table_reference.table_gradient(table_VE, scores, inputs)
+    from trope.kernels.table import triton as table_triton
+
+    return table_triton.table_gradient(table_VE, scores, inputs)
+
+
+@torch.no_grad()
+def update_table(
+    table_VE: Tensor,
+    exp_avg_VE: Tensor,
+    exp_avg_sq: Tensor,
+    unit_VE: Tensor,
+    scores: ScoreEntries,
+    inputs: InputEntries,
+    hyper: Tensor,
+    backend: Backend = "auto",
+) -> Tensor:
+    """One AdamW step of every row 1 .. V, in place; returns the squared norm of the table's gradient, [1].
+
+    A row w enters the scores as w / max(|w|, 1e-6) and the network as scale * w; its gradient is the sum over both. The
+    step is torch.optim.AdamW's with dense semantics: rows without entries decay and follow their moments too.
+
+    Args:
+        table_VE, exp_avg_VE: weights and first moment, float32 [V+1, E].
+        exp_avg_sq: second moment, float32 [V+1, E], or [V+1]: one number a row, for the mean of its squared gradients.
+        unit_VE: receives the new rows' unit vectors. Row 0 of all four stays as it is.
+        scores, inputs: what the gradient is made of; `order` and `first_V` are from `invert`.
+        hyper: [6] on the device, float32 or float64: lr, beta1, beta2, eps, weight_decay, step (from 1).
+    """
+    arguments = (table_VE, exp_avg_VE, exp_avg_sq, unit_VE, scores, inputs, hyper)
+    if resolve_backend(backend, table_VE) == "torch":
+        return table_reference.update_table(*arguments)
+    from trope.kernels.table import triton as table_triton
+
+    return table_triton.update_table(*arguments)
+
+
+@torch.no_grad()
+def unit_vectors(table_VE: Tensor, dtype: torch.dtype, backend: Backend = "auto") -> Tensor:
+    """Every row over its length, w / max(|w|, 1e-6), in another dtype."""
+    if resolve_backend(backend, table_VE) == "torch":
+        return table_reference.unit_vectors(table_VE, dtype)
+    from trope.kernels.table import triton as table_triton
+
+    return table_triton.unit_vectors(table_VE, dtype)

@@ -1,0 +1,111 @@
+"""The item table's gradient and AdamW step in plain PyTorch: the ground truth for the fused update, and the CPU path.
+
+Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is padding), C candidates of a token.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trope.kernels.softmax.reference import EPS, through_length
+
+_PIECE = 1 << 26  # most gathered numbers at once
+
+
+class ScoreEntries(NamedTuple):
+    """The loss's part of the table's gradient: entry e adds coefs[e] * out[e // C] to its item's unit vector."""
+
+    order: Tensor  # [T * C] entries by item, from `invert`
+    first_V: Tensor  # [V+2] where each item's entries begin in `order`
+    coefs_TC: Tensor
+    out_TE: Tensor
+
+
+class InputEntries(NamedTuple):
+    """The network's part: entry t adds scale * grad[t] to its item's vector."""
+
+    order: Tensor  # [T]
+    first_V: Tensor  # [V+2]
+    grad_TE: Tensor
+    scale: float
+
+
+def invert(items: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
+    """See table.py."""
+    by_item, order = torch.sort(items.reshape(-1).int(), stable=True)
+    bounds = torch.arange(num_items + 2, dtype=torch.int32, device=items.device)
+    return order, torch.searchsorted(by_item, bounds, out_int32=True)
+
+
+def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> Tensor:
+    """See table.py; in the table's dtype."""
+    tokens, candidates = scores.coefs_TC.shape
+    assert scores.order.numel() == tokens * candidates
+    grad_unit_VE = torch.zeros_like(table_VE)
+    entries = max(1, _PIECE // table_VE.shape[1])
+    for start in range(0, scores.order.numel(), entries):
+        entry = scores.order[start : start + entries].long()
+        coefs = scores.coefs_TC.reshape(-1)[entry].to(table_VE.dtype)
+        rows = coefs[:, None] * scores.out_TE[entry // candidates].to(table_VE.dtype)
+        grad_unit_VE.index_add_(0, _items(scores.first_V, start, len(entry)), rows)
+    length_V1 = table_VE.norm(dim=1, keepdim=True)
+    grad_VE = through_length(grad_unit_VE, table_VE / length_V1.clamp_min(EPS), length_V1)
+    rows = inputs.scale * inputs.grad_TE[inputs.order.long()].to(table_VE.dtype)
+    grad_VE.index_add_(0, _items(inputs.first_V, 0, len(rows)), rows)
+    grad_VE[0] = 0
+    return grad_VE
+
+
+def _items(first_V: Tensor, start: int, count: int) -> Tensor:
+    """The items that own the places start .. start + count of an order."""
+    places = torch.arange(start, start + count, dtype=first_V.dtype, device=first_V.device)
+    return torch.searchsorted(first_V, places, right=True) - 1
+
+
+def update_table(
+    table_VE: Tensor,
+    exp_avg_VE: Tensor,
+    exp_avg_sq: Tensor,
+    unit_VE: Tensor,
+    scores: ScoreEntries,
+    inputs: InputEntries,
+    hyper: Tensor,
+) -> Tensor:
+    """See table.py. Everything is in the table's dtype."""
+    grad_VE = table_gradient(table_VE, scores, inputs)
+    adamw(table_VE[1:], exp_avg_VE[1:], exp_avg_sq[1:], grad_VE[1:], *hyper.double().unbind())
+    unit_VE[1:] = unit_vectors(table_VE, unit_VE.dtype)[1:]
+    return grad_VE.square().sum().reshape(1)
+
+
+def adamw(
+    table_VE: Tensor,
+    exp_avg_VE: Tensor,
+    exp_avg_sq: Tensor,
+    grad_VE: Tensor,
+    lr: float | Tensor,
+    beta1: float | Tensor,
+    beta2: float | Tensor,
+    eps: float | Tensor,
+    weight_decay: float | Tensor,
+    step: Tensor,
+) -> None:
+    """AdamW's step, in place; a second moment [V] is one number a row, its squared gradients averaged over the row.
+
+    The hyperparameters are numbers or scalars on the device; steps count from 1.
+    """
+    square = grad_VE.square()
+    if exp_avg_sq.ndim == 1:
+        square, exp_avg_sq = square.mean(dim=1, keepdim=True), exp_avg_sq[:, None]
+    exp_avg_VE.mul_(beta1).add_(grad_VE * (1 - beta1))
+    exp_avg_sq.mul_(beta2).add_(square * (1 - beta2))
+    denominator = exp_avg_sq.sqrt() / (1 - beta2**step).sqrt() + eps
+    table_VE.mul_(1 - lr * weight_decay).sub_(exp_avg_VE / denominator * (lr / (1 - beta1**step)))
+
+
+def unit_vectors(table_VE: Tensor, dtype: torch.dtype) -> Tensor:
+    """See table.py."""
+    return (table_VE / table_VE.norm(dim=1, keepdim=True).clamp_min(EPS)).to(dtype)

@@ -1,0 +1,1 @@
+"""The recommender: item table, blocks, the network around them, and its files."""

@@ -1,0 +1,157 @@
+"""The encodings T-RoPE is compared with: TO-RoPE, which turns by index and time together, and index RoPE.
+
+Shape letters: B batch, L positions, T jagged tokens, H heads, D head dim, P planes, C coordinates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from trope.kernels import Backend, rotate_qk
+from trope.rotary import checks as validate
+from trope.rotary.base import CosSin, Layout, Rotary, event_index, float64, from_bits
+
+UNITS = {"seconds": 1.0, "hours": 3_600.0, "days": 86_400.0}
+EPOCH = (
+    1_420_070_400  # 2015-01-01: only time differences matter; near the data, sums of gradients lose less to rounding
+)
+
+
+class TORoPE(Rotary):
+    """Time-and-order RoPE (arXiv 2510.20455): angle_p = (1 - g_p) a_index i w_p + g_p a_time tau v_p, tau = t / unit.
+
+    Query and key share the angle function, so only differences matter: time-translation invariant (Remark 2). The
+    original leaves bases, units and gains open; the defaults here are DESIGN choices, each an argument.
+
+    Args:
+        head_dim, rotary_dim, layout, backend, check_values: as in TRoPE.
+        fusion: "dimension" gives each plane to time (g = 1) or index (g = 0), time first; "head" does so for heads;
+            "early" mixes both in every plane with g = time_share.
+        time_share: the share of planes or heads given to time, or g; reported best 0.3 to 0.5.
+        unit: of tau.
+        index_base, time_base: ladders w_p = index_base^(-p/n), v_p = time_base^(-p/n) over the n planes of each kind.
+        learnable: learn the two gains, from 1.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        rotary_dim: int | None = None,
+        fusion: Literal["dimension", "head", "early"] = "dimension",
+        time_share: float = 0.5,
+        unit: Literal["seconds", "hours", "days"] = "days",
+        index_base: float = 1e4,
+        time_base: float = 1e4,
+        learnable: bool = True,
+        layout: Layout = "interleaved",
+        backend: Backend = "auto",
+        check_values: bool = True,
+    ) -> None:
+        super().__init__(head_dim, rotary_dim, layout, backend, check_values)
+        validate.check_choice("fusion", fusion, ("dimension", "head", "early"))
+        validate.check_choice("unit", unit, tuple(UNITS))
+        if not 0 <= time_share <= 1:
+            raise ValueError(f"time_share must lie between 0 and 1, got {time_share}")
+        self.fusion, self.time_share, self.unit = fusion, time_share, unit
+        timed = round(time_share * self.planes) if fusion == "dimension" else self.planes
+        # Turns per second and turns per step with both gains at 1, float64 [2, P], kept bit for bit as in TRoPE.
+        ladders = torch.zeros(2, self.planes, dtype=torch.float64)
+        ladders[0, :timed] = _ladder(time_base, timed) / UNITS[unit]
+        untimed = self.planes - timed if fusion == "dimension" else self.planes
+        ladders[1, self.planes - untimed :] = _ladder(index_base, untimed)
+        if fusion == "early":
+            ladders *= torch.tensor([[time_share], [1 - time_share]], dtype=torch.float64)
+        self.register_buffer("_ladder_bits", (ladders / (2 * math.pi)).view(torch.int64), persistent=False)
+        gains = torch.ones(2)  # time, index
+        if learnable:
+            self.gains = nn.Parameter(gains)
+        else:
+            self.register_buffer("gains", gains)
+
+    def coordinates(
+        self, shape: torch.Size, times: Tensor | None, lengths: Tensor | None, t_now: Tensor | None,
+        offsets: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        assert times is not None
+        return self.coordinates_at(times, times, event_index(shape, offsets, times.device))
+
+    def coordinates_at(self, times: Tensor, query_times: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        since = times - EPOCH
+        coords = torch.stack((since, index.to(since.dtype)))
+        return coords, coords
+
+    def frequencies(self) -> tuple[Tensor, Tensor]:
+        freqs = float64(self.gains)[:, None] * from_bits(self.get_buffer("_ladder_bits"))
+        return freqs, freqs
+
+    def rotate(self, q: Tensor, k: Tensor, coords_q: Tensor, coords_k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.fusion != "head":
+            return super().rotate(q, k, coords_q, coords_k)
+        freqs, _ = self.frequencies()
+        # The first heads turn by time alone, the others by index alone.
+        split_q, split_k = (round(self.time_share * x.shape[2]) for x in (q, k))
+        groups = ((q[:, :, :split_q], k[:, :, :split_k]), (q[:, :, split_q:], k[:, :, split_k:]))
+        turned = [
+            rotate_qk(q_some, k_some, coords_q[c, None], coords_k[c, None], freqs[c, None], freqs[c, None], None,
+                      self.layout == "interleaved", self.backend)
+            for c, (q_some, k_some) in enumerate(groups)
+        ]  # fmt: skip
+        return torch.cat([q_some for q_some, _ in turned], dim=2), torch.cat([k_some for _, k_some in turned], dim=2)
+
+    def cos_sin(self, *args: object, **kwargs: object) -> CosSin:
+        if self.fusion == "head":
+            raise ValueError('cos_sin has one table for all heads, got fusion="head"; use "dimension" or "early"')
+        return super().cos_sin(*args, **kwargs)  # type: ignore[arg-type]
+
+
+class IndexRoPE(Rotary):
+    """Standard RoPE by event index (section 2 of the paper): theta_p = base^(-p/P), the same for query and key.
+
+    Args:
+        head_dim, rotary_dim, layout, backend: as in TRoPE; `times` may be None in calls, and is not read.
+        base: 1e4 as in RoFormer.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        rotary_dim: int | None = None,
+        base: float = 1e4,
+        layout: Layout = "interleaved",
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__(head_dim, rotary_dim, layout, backend, check_values=False)
+        turns = _ladder(base, self.planes)[None] / (2 * math.pi)
+        self.register_buffer("_turn_bits", turns.view(torch.int64), persistent=False)
+
+    def coordinates(
+        self, shape: torch.Size, times: Tensor | None, lengths: Tensor | None, t_now: Tensor | None,
+        offsets: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        index = event_index(shape, offsets, self.get_buffer("_turn_bits").device)
+        return self.coordinates_at(index, index, index)
+
+    def coordinates_at(self, times: Tensor, query_times: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        return index[None], index[None]
+
+    def frequencies(self) -> tuple[Tensor, Tensor]:
+        freqs = from_bits(self.get_buffer("_turn_bits"))
+        return freqs, freqs
+
+    def check_call(
+        self, shape: torch.Size, times: Tensor | None, lengths: Tensor | None, t_now: Tensor | None,
+        offsets: Tensor | None, allow_past: bool,
+    ) -> None:  # fmt: skip
+        if times is not None:
+            super().check_call(shape, times, lengths, t_now, offsets, allow_past)
+
+
+def _ladder(base: float, planes: int) -> Tensor:
+    """Radians per unit: base^(-p / planes), float64."""
+    return base ** -(torch.arange(planes, dtype=torch.float64) / max(planes, 1))

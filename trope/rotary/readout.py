@@ -1,0 +1,115 @@
+"""The readout by time: some planes of the network's output turn with the moment it speaks for, before the output is
+compared with the items.
+
+Plane p of the output h then meets that of an item e as
+
+    |h_p| |e_p| cos(w_p (t - t0) + angle(h_p) - angle(e_p))
+
+so an item's score is a short Fourier series in t with coefficients of its own: the item's popularity over time, as
+far as the user's history does not say more. Attention can only weigh what is in the user's own history; this reaches
+the whole catalogue. Items do not turn, so any index over their vectors still serves, for any moment (docs/method.md,
+departure 4).
+
+Shape letters: T tokens, E width, F turning dims, P turning planes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trope.kernels.readout import add_turned
+from trope.rotary import checks as validate
+from trope.rotary.trope import TRoPE
+
+# Time constants, as parts of the training data's time span T: periods from 2 pi T / 500, an eightieth of it, to pi T.
+FASTEST, SLOWEST = 500, 2
+
+
+class TimeReadout(nn.Module):
+    """Turns the first dims of every output by the moment it speaks for: `(out, moments) -> out`, same shape.
+
+    A drop-in for any model that scores items by a dot product: `readout(out, moments) @ items.T`.
+
+    Args:
+        width: of the output, E.
+        time_span: first and last time of the training events, Unix seconds.
+        share: of the planes that turn; at least one does. More are more to learn about every item.
+        learnable: learn the frequencies.
+        check_values: read the moments to refuse bad ones.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        time_span: tuple[int, int],
+        share: float = 0.25,
+        learnable: bool = True,
+        check_values: bool = True,
+    ) -> None:
+        super().__init__()
+        if not isinstance(width, int) or width < 2 or not 0 < share <= 1:
+            raise ValueError(f"a readout needs a width of 2 at least and a share in (0, 1], got {width} and {share}")
+        first, last = validate.check_span(time_span)
+        self.width, self.check_values = width, check_values
+        planes = max(1, round(share * width / 2))
+        # Shared, so that a rotation of one side has no coefficients of the other; not rotate_key=False, which would
+        # form its frequencies anew at every call (TRoPE.is_linear).
+        self.turn = TRoPE(
+            2 * min(planes, width // 2), time_span=(first, last), learnable=learnable, share_alpha=True,
+            alpha_init="ones", beta_min=(last - first) / FASTEST, beta_max=(last - first) / SLOWEST,
+            check_values=False,
+        )  # fmt: skip
+        for end in ("earliest", "latest"):
+            self.register_buffer(end, torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_load_state_dict_post_hook(_follow_span)
+        _follow_span(self)
+
+    def forward(self, out: Tensor, moments: Tensor, start: Tensor | None = None) -> Tensor:
+        """The outputs with their first F dims turned.
+
+        Args:
+            out: [.., E].
+            moments: the time each output speaks for, int64 Unix seconds, [..].
+            start: [.., E] what a residual stream began with. The turning dims then hold what was added to it: the last
+                item's own vector, turned, would point to nothing.
+        """
+        validate.check_time_dtype(moments, "moments")
+        if out.shape != (*moments.shape, self.width):
+            raise ValueError(
+                f"out must be [.., {self.width}] with a moment for each vector, got {tuple(out.shape)} and moments "
+                f"{tuple(moments.shape)}"
+            )
+        if start is not None and start.shape != out.shape:
+            raise ValueError(f"start must be of out's shape {tuple(out.shape)}, got {tuple(start.shape)}")
+        if self.check_values and validate.can_read_values(moments):
+            validate.check_time_values(moments, name="moments")
+        turning = self.turn.head_dim
+        added = out[..., :turning] if start is None else out[..., :turning] - start[..., :turning]
+        coords = self.coordinates(moments)
+        x = added.reshape(1, -1, 1, turning)  # one sequence, one head, and no keys
+        turned, _ = self.turn.rotate(x, x[:, :, :0], coords.reshape(1, 1, -1), coords.reshape(1, 1, -1))
+        return torch.cat((turned.view(added.shape).to(out.dtype), out[..., turning:]), dim=-1)
+
+    def of_sum(self, x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, moments_T: Tensor) -> Tensor:
+        """`forward` of x + delta, in one pass over memory: the end of a residual stream that began with `start_TE`.
+
+        The caller has checked the moments.
+        """
+        freqs_P = self.turn.turns().query_frequencies()[0]
+        return add_turned(x_TE, delta_TE, start_TE, self.coordinates(moments_T), freqs_P)
+
+    def coordinates(self, moments: Tensor) -> Tensor:
+        """Seconds from the middle of the training data, held at its ends: nobody has learned what comes after, and a
+        curve that turns on would say what was popular a period ago."""
+        ends = self.get_buffer("earliest"), self.get_buffer("latest")
+        return (moments - self.turn.get_buffer("t0")).clamp(*ends)
+
+
+def _follow_span(module: nn.Module, _: object = None) -> None:
+    """The bank and the ends follow from the time span, which a checkpoint brings along."""
+    assert isinstance(module, TimeReadout)
+    span = int(module.turn.get_buffer("span"))
+    module.turn.set_bank(span / FASTEST, span / SLOWEST)
+    module.get_buffer("earliest").fill_(-(span // 2))
+    module.get_buffer("latest").fill_(span - span // 2)

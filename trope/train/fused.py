@@ -1,0 +1,270 @@
+"""One launch per step: cut, draw, forward, loss, backward and optimiser as one CUDA graph.
+
+The mathematics is that of `trope.train.step`; what differs is where it happens:
+- the item table is outside of autograd: the loss gives the gradient of the outputs and a coefficient for each
+  candidate, and one pass over the table applies gradient and AdamW together (trope.kernels.table), so the gradient of a
+  table of millions of rows never exists;
+- negatives drawn for each token, from the catalogue or from the batch's items, are gathered (kernels.softmax); those of
+  one draw for the whole batch (`train.shared_negatives`), from either, are matrix products (kernels.softmax_shared). A
+  product over the batch's items for draws of each token would compute up to T scores a token for the N that count;
+- everything that changes from step to step lives on the device: the cursor into the epoch's order, the step number, the
+  learning rates, and the seed of everything random, which depends on the step alone: a resumed run draws the same;
+- a batch takes as many tokens as it has events, rounded up to one of a few sizes. The first batch of a size runs as
+  ordinary launches, the second is captured, every later one is one launch.
+The whole step also runs without a GPU and without a graph, in plain PyTorch: that is how the tests compare it.
+
+Shapes: B batch, L positions, T tokens, E width, V catalogue, C candidates of a token, N negatives, W training windows.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trope.config import Config
+from trope.data.sequences import Sequences
+from trope.kernels.backend import Backend
+from trope.kernels.batch import Plan, Source, Tokens, cut_tokens
+from trope.kernels.embed import embed, embed_backward
+from trope.kernels.softmax import draw_uniform, sampled_softmax
+from trope.kernels.softmax.shared import shared_softmax
+from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
+from trope.models.recommender import SequentialRecommender
+from trope.train.divergence import Guard
+from trope.train.loss import Negatives, draw_negatives
+from trope.train.step import Feed, seed_for
+
+# A batch's tokens are rounded up to a multiple of 1/16 of a full batch: few graphs, and on average 1/32 of it padding.
+SIZES = 16
+_EMBED_STREAM = 0  # of dropout; blocks have 1, 2, ..
+
+logger = logging.getLogger("trope")
+
+
+class StepResult(NamedTuple):
+    """Loss and gradient norm of a step, on the device; overwritten by the next step of the same size."""
+
+    loss: Tensor
+    norm: Tensor
+
+
+class Scored(NamedTuple):
+    """The loss and what both gradients of its mean are made of: entry e adds coefs[e] * rows[e // C] to its item."""
+
+    loss_T: Tensor
+    grad_out_TE: Tensor  # by the network's outputs
+    items: Tensor  # of the entries: candidates [T, C], or [T + N]
+    coefs: Tensor  # [T, C], or [T + N, 1]
+    rows: Tensor  # [T, E], or [T + N, E]
+
+
+class FusedStep:
+    """The training step of one process.
+
+    Args:
+        model, optimizer: on one device; the optimiser's moments of the item table are updated here.
+        loss_sum: float64 scalar; each step adds its loss.
+        step: steps done before.
+        backend: of the kernels that are not inside the model.
+    """
+
+    def __init__(
+        self,
+        model: SequentialRecommender,
+        data: Sequences,
+        config: Config,
+        feed: Feed,
+        optimizer: torch.optim.Optimizer,
+        guard: Guard,
+        loss_sum: Tensor,
+        step: int,
+        is_bf16: bool,
+        backend: Backend = "auto",
+    ) -> None:
+        self.model, self.config, self.feed, self.optimizer = model, config, feed, optimizer
+        self.guard, self.loss_sum, self.is_bf16, self.backend = guard, loss_sum, is_bf16, backend
+        self.device = data.device
+        windows = feed.windows
+        order_W = torch.zeros(len(windows.starts), dtype=torch.int64, device=self.device)
+        following = None if feed.moments is None else torch.zeros_like(feed.moments.first)
+        self.source = Source(data.items, data.times, windows.starts, windows.ends, order_W, following)
+        self.cursor, self.seed = (torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(2))
+        self.table = model.items.weight
+        self.unit_VE = unit_vectors(self.table.detach(), torch.bfloat16 if is_bf16 else torch.float32, backend)
+        self.no_positions = torch.zeros((config.model.max_len, config.model.width), device=self.device)
+        self.hyper = self._hyper(step)
+        self.is_captured = self.device.type == "cuda"
+        self._graphs: dict[Plan, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
+        self._seen: set[Plan] = set()
+        self._pool = torch.cuda.graph_pool_handle() if self.is_captured else None
+        self._epoch, self._next = -1, -1
+
+    def _hyper(self, step: int) -> Tensor:
+        """lr, beta1, beta2, eps, weight decay and step of the table, for its fused update."""
+        group = self._group()
+        beta1, beta2 = group["betas"]
+        values = [float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"], step]
+        hyper = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if self.config.train.clip == 0:  # else the optimiser updates the table as any parameter
+            state = self.optimizer.state[self.table]
+            for moment in ("exp_avg", "exp_avg_sq"):
+                if moment not in state:
+                    state[moment] = torch.zeros_like(self.table)
+            state["step"] = hyper[5]  # a view: checkpoints find it where AdamW would keep it
+        return hyper
+
+    def learning_rate_changed(self) -> None:
+        """Take over the optimiser's learning rate of the table."""
+        self.hyper[0] = float(self._group()["lr"])
+
+    def _group(self) -> dict[str, Any]:
+        """The optimiser's group that the table is in."""
+        return next(g for g in self.optimizer.param_groups if any(p is self.table for p in g["params"]))
+
+    def __call__(self, epoch: int, index: int, step: int) -> StepResult:
+        """Batch `index` of an epoch; `step` counts through all epochs."""
+        if epoch != self._epoch or index != self._next:
+            self.source.order_W.copy_(self.feed.order(epoch))
+            if self.source.following is not None and self.feed.following is not None:
+                self.source.following.copy_(self.feed.following)
+            self.cursor.fill_(index * self.config.train.batch)
+        self._epoch, self._next = epoch, index + 1
+        plan = self._plan(self.feed.tokens(epoch, index))
+        if self.is_captured and plan in self._seen and plan not in self._graphs:
+            self._capture(plan)
+        self._seen.add(plan)
+        self._sow(seed_for(self.config.train.seed, "step", step))
+        if plan not in self._graphs:
+            return self._run(plan)
+        graph, result = self._graphs[plan]
+        graph.replay()
+        return result
+
+    def _plan(self, tokens: int) -> Plan:
+        """The smallest size that holds a batch."""
+        model, train = self.config.model, self.config.train
+        full, columns = train.batch * model.max_len, 1 if train.shared_negatives else 1 + train.negatives
+        part = 16 * math.ceil(full / SIZES / 16)
+        size = min(full, part * math.ceil(tokens / part))
+        spare = 0 if size == tokens else math.ceil(part / model.max_len)
+        return Plan(train.batch, model.max_len, size, columns, spare)
+
+    def _sow(self, seed: int) -> None:
+        """Seed our kernels, and torch's generator for what is not ours: the Transformer blocks' dropout, and negatives
+        that are shared or from the batch."""
+        self.seed.fill_(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+
+    def _capture(self, plan: Plan) -> None:
+        """Record the step; where that is not possible say so, and go on with ordinary launches."""
+        graph = torch.cuda.CUDAGraph()
+        # Collecting an old graph in the middle of it would spoil the recording.
+        gc.collect()
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                result = self._run(plan)
+        except RuntimeError as error:
+            self.is_captured = False
+            # torch's generator still believes that it is being recorded, and would refuse to draw. A new state of it is
+            # not the one that graphs recorded before would draw from.
+            self._graphs.clear()
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            generator = torch.cuda.default_generators[index]
+            generator.graphsafe_set_state(torch.Generator(self.device).graphsafe_get_state())
+            logger.warning("the training step cannot be captured in a CUDA graph, it runs slower: %s", error)
+            return
+        finally:
+            if was_collecting:
+                gc.enable()
+        self._graphs[plan] = (graph, result)
+
+    def _run(self, plan: Plan) -> StepResult:
+        """The step itself. Nothing in here waits for the device."""
+        model, backend = self.config.model, self.backend
+        self.optimizer.zero_grad(set_to_none=True)
+        tokens = cut_tokens(self.source, plan, self.cursor, backend)
+        negatives = self._draw(tokens)
+        positions = self.model.positions
+        positions_LE = self.no_positions if positions is None else positions.weight.detach()
+        dropout, scale = model.dropout, math.sqrt(model.width)
+        drops = (dropout, self.seed, _EMBED_STREAM, backend)
+        x_TE = embed(tokens.items_T, tokens.index_T, self.table.detach(), positions_LE, scale, *drops).requires_grad_()
+        # The cache of casts would outlive the capture.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16, cache_enabled=False):
+            out_TE = self.model.run(x_TE, tokens.spans, tokens.times_T, tokens.query_times_T, tokens.index_T, self.seed)
+        found = self._score(out_TE.detach(), tokens, negatives)
+        out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
+        assert x_TE.grad is not None
+        spans = tokens.spans
+        grad_rows_TE, grad_positions_LE = embed_backward(
+            x_TE.grad, tokens.items_T, spans.starts_B, spans.lengths_B, model.max_len, *drops
+        )
+        if positions is not None:
+            positions.weight.grad = grad_positions_LE
+        V = self.model.num_items
+        scores = ScoreEntries(*invert(found.items, V, backend), found.coefs, found.rows)
+        inputs = InputEntries(*invert(tokens.items_T, V, backend), grad_rows_TE, scale)
+        loss = found.loss_T.sum() * tokens.weight[0]
+        norm = self._update(scores, inputs, loss)
+        self.loss_sum += loss
+        return StepResult(loss, norm)
+
+    def _update(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor) -> Tensor:
+        """AdamW for everything; returns the gradient's norm."""
+        table, clip = self.table.detach(), self.config.train.clip
+        if clip > 0:  # needs the norm of everything before anything moves
+            self.table.grad = table_gradient(table, scores, inputs, self.backend)
+            norm = self.guard(loss)
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, norm)
+            self.optimizer.step()
+            self.unit_VE.copy_(unit_vectors(table, self.unit_VE.dtype, self.backend))
+            return norm
+        self.hyper[5] += 1
+        state = self.optimizer.state[self.table]
+        moments = (state["exp_avg"], state["exp_avg_sq"])
+        norm_sq = update_table(table, *moments, self.unit_VE, scores, inputs, self.hyper, self.backend)
+        norm = self.guard(loss, {id(self.table): norm_sq[0].sqrt()})
+        self.optimizer.step()
+        return norm
+
+    def _draw(self, tokens: Tokens) -> Negatives:
+        """Draw negatives; those of each token are columns of its candidates."""
+        train, V = self.config.train, self.model.num_items
+        candidates_TC = tokens.candidates_TC
+        if train.negative_source == "uniform" and not train.shared_negatives:
+            draw_uniform(V, self.seed, candidates_TC, self.backend)
+            expected = math.log(train.negatives) - math.log(V)
+            log_expected_V = torch.full((V + 1,), expected, device=self.device) if train.logq else None
+            return Negatives(candidates_TC[:, 1:], log_expected_V)
+        targets_T = candidates_TC[:, 0]
+        drawn = draw_negatives(targets_T.long(), V, train, None, self.feed.share_V)
+        assert drawn is not None, "the full softmax has no negatives"
+        if not train.shared_negatives:
+            candidates_TC[:, 1:] = drawn.items
+            candidates_TC[:, 1:].masked_fill_(targets_T[:, None] == 0, 0)
+        return drawn
+
+    def _score(self, x_TE: Tensor, tokens: Tokens, negatives: Negatives) -> Scored:
+        """The loss of the network's outputs: gathered where each token has negatives of its own, dense where not."""
+        candidates_TC = tokens.candidates_TC
+        how = (self.unit_VE, tokens.weight, self.config.train.temperature, negatives.log_expected_V)
+        if not self.config.train.shared_negatives:
+            own = sampled_softmax(x_TE, candidates_TC, *how, self.backend)
+            return Scored(own.loss_T, own.grad_x_TE, candidates_TC, own.coefs_TC, own.out_TE)
+        targets_T, items_N = candidates_TC[:, 0], negatives.items
+        shared = shared_softmax(x_TE, targets_T, items_N, *how)
+        # A target's entry is a coefficient and an output, a shared negative's the whole row of its gradient.
+        items = torch.cat((targets_T, items_N))
+        coefs = torch.cat((shared.coefs_T, torch.ones_like(items_N, dtype=shared.coefs_T.dtype)))
+        rows = torch.cat((shared.out_TE, shared.grad_NE))
+        return Scored(shared.loss_T, shared.grad_x_TE, items, coefs[:, None], rows)

@@ -1,0 +1,395 @@
+"""Training: the paper's recipe as a loop that can be killed at any moment and resumed to the same end.
+
+Notable: the data live on the device, and a step never waits for it (what is logged is read every `LOG_EVERY` steps);
+what a step draws depends on its number alone, so a checkpoint is parameters, moments and counters; on one GPU a step is
+one launch (`trope.train.fused`), elsewhere plain PyTorch (`trope.train.step`), which is what the former is tested
+against. Under torchrun every process takes its rows of the global batch `train.batch`, and the result is that of one
+process up to rounding (dropout masks aside, which are drawn per process). A resumed run is bit-identical on a CPU, and
+on a GPU for the HSTU models, whose kernels all add in a fixed order.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from tqdm.auto import tqdm
+
+from trope.config import Config
+from trope.data.sequences import Sequences
+from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate.evaluation import evaluate
+from trope.models.recommender import SequentialRecommender
+from trope.runs import METRICS, open_run, write_json
+from trope.train import checkpoint
+from trope.train.checkpoint import BEST, Checkpoints, TrainState
+from trope.train.distributed import Group, process_group
+from trope.train.divergence import Guard
+from trope.train.fused import FusedStep
+from trope.train.log import RunLog
+from trope.train.optimizer import make_optimizer, set_learning_rates
+from trope.train.step import Feed, Objective, seed_for
+
+LOG_EVERY = 50
+REFIT = "refit"
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; it has saved itself. `signum` says which."""
+
+    def __init__(self, signum: int, run: Path) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}; the run is saved, resume it with --resume: {run}")
+        self.signum = signum
+
+
+def train(
+    data: Sequences,
+    config: Config,
+    out: str | Path,
+    device: str = "auto",
+    resume: bool = False,
+    progress: bool = True,
+    checkpoint_seconds: float = 300.0,
+) -> dict[str, Any]:
+    """Train a model into the run folder `out`; returns what metrics.json holds.
+
+    Args:
+        data: a prepared dataset.
+        device: auto, cpu, cuda, or one GPU such as cuda:1.
+        resume: continue the run in `out`, or begin it where there is none yet.
+        progress: show a bar.
+        checkpoint_seconds: longest time without a checkpoint; there is one after each epoch anyway.
+
+    Raises:
+        Interrupted: on SIGINT or SIGTERM, after saving.
+        trope.train.divergence.Diverged: at a loss or gradient that is not finite; the last checkpoint is from before.
+    """
+    with process_group(device) as group, _reproducible(group.device), _stop_signals() as stop:
+        run, config = Path(out), config.resolved
+        all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
+        trainer = Trainer(data, config, run, group, resume)
+        trainer.run(stop, checkpoint_seconds, progress)
+        chosen, seconds = trainer.state, trainer.state.seconds
+        del trainer  # its data, graphs and moments
+        if all_data is not None:
+            factors = chosen.factors[: chosen.best_epoch]
+            if progress and group.is_first:
+                tqdm.write(f"refit: {chosen.best_epoch} epochs, as validation chose, with its events too")
+            trainer = Trainer(all_data, config, run / REFIT, group, True, factors)
+            trainer.run(stop, checkpoint_seconds, progress)
+            trainer.publish(run)
+            seconds += trainer.state.seconds
+            del trainer
+        summary = score_test(data.to(group.device), config, run, group, chosen, seconds)
+        if progress and group.is_first:
+            tqdm.write(say_result(summary, config.train.criterion))
+        return summary
+
+
+def say_result(summary: dict[str, Any], criterion: str) -> str:
+    """What a training ended with, in a line."""
+    epochs = f"best epoch {summary['best_epoch']} of {summary['epochs']}"
+    return f"{epochs}: test {criterion} {summary['test'][criterion]:.4f}"
+
+
+class Trainer:
+    """A model, its optimiser and how far they are.
+
+    Args:
+        run: the run folder, or the folder of its refit in it.
+        resume: whether it may hold a run already.
+        factors: None to validate after each epoch and see; or the learning rates of all epochs, over those of the
+            config, that a training with validation has settled (`train.refit`).
+    """
+
+    def __init__(
+        self,
+        data: Sequences,
+        config: Config,
+        run: Path,
+        group: Group,
+        resume: bool,
+        factors: Sequence[float] | None = None,
+    ) -> None:
+        self.config, self.run_folder, self.group, self.factors = config, run, group, factors
+        if factors is None and not len(data.eval_users("valid")):
+            raise ValueError(f"{data.path} has no user to validate on; prepare it with another protocol")
+        self.data = data.to(group.device)
+        self.feed = Feed(self.data, config, group)
+        torch.manual_seed(seed_for(config.train.seed, "init"))
+        self.model = SequentialRecommender(config, data.num_items, data.time_span).to(group.device)
+        self.optimizer = make_optimizer(self.model, config)
+        self._first_rates = [float(entry["lr"]) for entry in self.optimizer.param_groups]
+        self.plateau = ReduceLROnPlateau(
+            self.optimizer, "max", factor=config.train.factor, patience=config.train.patience, threshold=0.0
+        )
+        # Only now, when everything could be made of this config, does a folder appear.
+        if group.is_first and factors is None:
+            open_run(run, data, config, resume)
+        group.wait()
+        self.checkpoints = Checkpoints(run)
+        latest = self.checkpoints.latest()
+        self.state = TrainState() if latest is None else checkpoint.load(latest, self.model, self.optimizer)
+        if self.state.best is not None:
+            self.plateau.best, self.plateau.num_bad_epochs = self.state.best, self.state.stalled
+        self.objective: nn.Module = Objective(self.model, config.train.temperature)
+        if group.size > 1:
+            self.objective = DistributedDataParallel(self.objective)
+        self.guard = Guard(self.model, group.device, self.state.step)
+        self.loss_sum = torch.tensor(self.state.loss_sum, dtype=torch.float64, device=group.device)
+        self.fused = self._fused_step() if is_fused(config, group) else None
+        self._follow_factors()  # a checkpoint may be of a refit that had ended, and there may be more epochs since
+        group.wait()  # everyone has read the checkpoint before the first process may remove it
+        if group.is_first:
+            self.checkpoints.tidy()
+            self.checkpoints.publish_best(self.model, self.state)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the run if it is not stopped early."""
+        return self.epochs * self.feed.steps
+
+    @property
+    def epochs(self) -> int:
+        """At most, or exactly where they are settled."""
+        return self.config.train.epochs if self.factors is None else len(self.factors)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all epochs are done, or validation has stalled for long enough."""
+        state, train = self.state, self.config.train
+        if state.epoch >= self.epochs:
+            return True
+        has_stalled = state.best is not None and state.epoch - state.best_epoch >= train.early_stop
+        return state.index == 0 and state.epoch >= train.min_epochs and has_stalled
+
+    def run(self, stop: StopRequest, checkpoint_seconds: float, progress: bool) -> None:
+        """Train to the end."""
+        if self.group.is_first:
+            self.run_folder.mkdir(exist_ok=True)
+        with RunLog(self.run_folder, self.state, self.total_steps, progress, active=self.group.is_first) as log:
+            self._run(log, stop, checkpoint_seconds)
+
+    def _run(self, log: RunLog, stop: StopRequest, checkpoint_seconds: float) -> None:
+        started, saved_at = time.monotonic() - self.state.seconds, time.monotonic()
+        self.model.train()
+        while not self.is_finished:
+            while self.state.index < self.feed.steps:
+                loss, norm = self.step()
+                log.advance(self.state.epoch + 1, self.epochs)
+                self.state.seconds = time.monotonic() - started
+                is_logged = self.state.step % LOG_EVERY == 0
+                if is_logged:
+                    self._log_step(log, loss, norm)
+                if self.group.size == 1 or is_logged:
+                    self._stop_if_asked(stop)
+                if time.monotonic() - saved_at >= checkpoint_seconds:
+                    self.save()
+                    saved_at = time.monotonic()
+            self.finish_epoch(log)
+            saved_at = time.monotonic()
+            self._stop_if_asked(stop)
+
+    def step(self) -> tuple[Tensor, Tensor]:
+        """One optimiser step; returns the global batch's loss and its gradient's norm, still on the device."""
+        state, train, group = self.state, self.config.train, self.group
+        if self.fused is not None:
+            with _matmul_precision("high" if self._is_bf16 else "highest"):
+                loss, norm = self.fused(state.epoch, state.index, state.step)
+            state.step += 1
+            state.index += 1
+            return loss, norm
+        torch.manual_seed(seed_for(train.seed, "dropout", state.step, group.rank))
+        work = self.feed(state.epoch, state.index, state.step)
+        self.optimizer.zero_grad(set_to_none=True)
+        with _matmul_precision("high" if self._is_bf16 else "highest"):
+            with torch.autocast(group.device.type, torch.bfloat16, enabled=self._is_bf16):
+                loss = self.objective(work)
+            # DDP takes the mean of the processes' gradients; each has a part of the global mean: the sum is wanted.
+            (loss * group.size).backward()
+        loss = group.sum(loss.detach())
+        norm = self.guard(loss)
+        if train.clip > 0:
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), train.clip, norm)
+        self.optimizer.step()
+        self.loss_sum += loss
+        state.step += 1
+        state.index += 1
+        return loss, norm
+
+    def finish_epoch(self, log: RunLog) -> None:
+        """Validate, adjust the learning rate, log, save."""
+        self._check_finite()
+        state, train = self.state, self.config.train
+        mean_loss = float(self.loss_sum) / self.feed.steps
+        self.loss_sum.zero_()
+        state.epoch, state.index = state.epoch + 1, 0
+        state.factors.append(float(self.optimizer.param_groups[0]["lr"]) / self._first_rates[0])
+        metrics: dict[str, float] = {}
+        if self.factors is not None:
+            self._follow_factors()
+        elif state.epoch % train.eval_every == 0 or state.epoch == train.epochs:
+            metrics = evaluate(self.model, self.data, "valid", self.config.eval, self.config.model.max_len).metrics
+            score = self.group.first_says(metrics[train.criterion])
+            if state.best is None or score > state.best:
+                state.best, state.best_epoch, state.best_metrics = score, state.epoch, metrics
+            self.plateau.step(score)
+            self._tell_rates()
+            state.stalled = self.plateau.num_bad_epochs
+            log.show(**{train.criterion: f"{score:.4f}", "best": f"{state.best:.4f}"})
+        log.show(loss=f"{mean_loss:.4f}")
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        log.write(state, epoch_loss=mean_loss, lr=rate, seconds=state.seconds, **metrics)
+        self.save()
+
+    def publish(self, run: Path) -> None:
+        """Make the model as it is now that of a run."""
+        if self.group.is_first:
+            self.model.save_pretrained(run / BEST)
+
+    def _follow_factors(self) -> None:
+        """Where learning rates are settled, take that of the epoch to come."""
+        if self.factors is not None and not self.is_finished:
+            factor = self.factors[self.state.epoch]
+            set_learning_rates(self.optimizer, [factor * rate for rate in self._first_rates])
+            self._tell_rates()
+
+    def _tell_rates(self) -> None:
+        if self.fused is not None:
+            self.fused.learning_rate_changed()
+
+    def save(self) -> None:
+        """Write a checkpoint, unless something went wrong since the last one."""
+        self._check_finite()
+        self.state.loss_sum = float(self.loss_sum)
+        if self.group.is_first:
+            self.checkpoints.save(self.model, self.optimizer, self.state)
+
+    def _fused_step(self) -> FusedStep:
+        return FusedStep(
+            self.model, self.data, self.config, self.feed, self.optimizer, self.guard, self.loss_sum, self.state.step,
+            self._is_bf16,
+        )  # fmt: skip
+
+    @property
+    def _is_bf16(self) -> bool:
+        precision = self.config.train.precision
+        return precision == "bf16" or (precision == "auto" and self.group.device.type == "cuda")
+
+    def _check_finite(self) -> None:
+        latest = self.checkpoints.latest()
+        self.guard.check(f"the last good checkpoint is {latest}" if latest else "there was no checkpoint yet")
+
+    def _log_step(self, log: RunLog, loss: Tensor, norm: Tensor) -> None:
+        self._check_finite()
+        log.show(loss=f"{float(self.loss_sum) / self.state.index:.4f}")
+        log.write(self.state, loss=float(loss), grad_norm=float(norm), seconds=self.state.seconds)
+
+    def _stop_if_asked(self, stop: StopRequest) -> None:
+        """All processes stop at the same step, or the others would wait for the one that left."""
+        signum = self.group.largest(stop.signum)
+        if signum:
+            self.save()
+            raise Interrupted(signum, self.run_folder if self.factors is None else self.run_folder.parent)
+
+
+def score_test(
+    data: Sequences, config: Config, run: Path, group: Group, chosen: TrainState, seconds: float
+) -> dict[str, Any]:
+    """Test the run's model, once, and write metrics.json.
+
+    chosen: where the training that validation followed ended. seconds: of all training.
+    """
+    group.wait()
+    model = SequentialRecommender.from_pretrained(run / BEST).to(group.device)
+    result = evaluate(model, data, "test", config.eval, config.model.max_len)
+    summary = {
+        "valid": chosen.best_metrics,
+        "test": result.metrics,
+        "best_epoch": chosen.best_epoch,
+        "epochs": chosen.epoch,
+        "steps": chosen.step,
+        "refit": config.train.refit,
+        "seconds": round(seconds, 3),
+        "filter_seen": config.eval.filter_seen,
+        "data": data.describe(),
+    }
+    if group.is_first:
+        rank_file.save(run, result, rank_file.About.of(data, "test", config))
+        write_json(run / METRICS, summary)
+    return summary
+
+
+def is_fused(config: Config, group: Group) -> bool:
+    """Whether steps are fused into one launch: on one GPU, and not against the whole catalogue."""
+    return group.device.type == "cuda" and group.size == 1 and config.train.loss == "sampled"
+
+
+class StopRequest:
+    """The signal that asked to stop, 0 while none has."""
+
+    signum = 0
+
+
+@contextmanager
+def _stop_signals() -> Iterator[StopRequest]:
+    """SIGINT and SIGTERM as a request; the second one acts at once, as it would without us."""
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may set handlers
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def ask(signum: int, frame: types.FrameType | None) -> None:
+        stop.signum = signum
+        restore()
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        restore()
+
+
+@contextmanager
+def _matmul_precision(name: str) -> Iterator[None]:
+    """How products of float32 are formed inside; "high" is TF32, for those that autocast leaves in float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def _reproducible(device: torch.device) -> Iterator[None]:
+    """Seed as we like inside, and on a CPU add in a fixed order; the caller's random numbers and settings stay."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic  # torch's stubs do not know the attribute
+    fill = memory.fill_uninitialized_memory
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        if device.type == "cpu":
+            # Without it, several threads add up gradients of repeated rows as they come.
+            torch.use_deterministic_algorithms(True)
+            memory.fill_uninitialized_memory = False  # a help in tests, a pass over memory here
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            memory.fill_uninitialized_memory = fill

@@ -1,0 +1,142 @@
+"""One optimiser step without waiting for the device: cut a batch, draw its negatives, compute its loss.
+
+Everything random is seeded from what it is for (the run's seed, the purpose, the step), never from what was drawn
+before. A run resumed at some step therefore draws exactly what it would have drawn, and so does each of several
+processes, which take their rows of one global batch and of one draw of negatives.
+
+Shapes: B batch (this process's rows), L positions, T valid positions, E width, V catalogue, W training windows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trope.config import Config
+from trope.data.next_moments import next_moments
+from trope.data.sequences import Batch, Sequences, Windows
+from trope.models.recommender import SequentialRecommender
+from trope.train.distributed import Group
+from trope.train.loss import Negatives, draw_negatives, token_losses
+
+
+def seed_for(seed: int, purpose: str, *numbers: int) -> int:
+    """A seed for one purpose at one moment of a run, unrelated to that of any other."""
+    digest = hashlib.blake2b(repr((seed, purpose, numbers)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Work(NamedTuple):
+    """This process's part of a global batch."""
+
+    batch: Batch
+    places_T: Tensor  # the valid positions as indices into the flattened [B, L]
+    negatives: Negatives | None
+    share: float  # one over the targets of the global batch; 0 where this process has no row of it
+
+
+class Feed:
+    """Training batches by number."""
+
+    def __init__(self, data: Sequences, config: Config, group: Group) -> None:
+        self.data, self.config, self.group = data, config, group
+        self.moments = next_moments(data) if config.model.predicts == "next-moment" else None
+        lengths_U = None if self.moments is None else self.moments.inputs + 1  # a window's last event is no input
+        self.windows = data.train_windows(config.model.max_len, config.train.stride, lengths_U)
+        # On the host too: how many targets a batch has must be known without asking the device.
+        self._lengths_W = (self.windows.ends - self.windows.starts - 1).cpu()
+        if not len(self._lengths_W):
+            what = "training events" if self.moments is None else "moments to train on"
+            raise ValueError(f"{data.path} has no user with two {what}; nothing can be learned from it")
+        self.steps = math.ceil(len(self._lengths_W) / config.train.batch)
+        self._generator = torch.Generator(data.device)
+        self.share_V = _item_shares(data) if config.train.logq else None
+        self.following: Tensor | None = None  # the target of each event in this epoch, where it is not the next
+        self._epoch = -1
+
+    def order(self, epoch: int) -> Tensor:
+        """The epoch's windows in the order in which they are trained on, on the device."""
+        if epoch != self._epoch:
+            self._shuffle(epoch)
+        return self._order
+
+    def tokens(self, epoch: int, index: int) -> int:
+        """How many targets batch `index` of an epoch has."""
+        self.order(epoch)
+        return self._tokens[index]
+
+    def __call__(self, epoch: int, index: int, step: int) -> Work:
+        """Batch `index` of an epoch; `step` counts through all epochs."""
+        self.order(epoch)
+        train, max_len = self.config.train, self.config.model.max_len
+        chosen = slice(index * train.batch, (index + 1) * train.batch)
+        windows, lengths = self.windows.take(self._order[chosen]), self._ordered_lengths_W[chosen]
+        ends = lengths.cumsum(0).tolist()
+        first, last = self.group.part(len(lengths))
+        share = 1 / ends[-1]
+        if first == last:
+            # DDP needs a backward pass from everyone: compute some row, and let it count nothing.
+            first, last, share = 0, 1, 0.0
+        mine = slice(first, last)
+        token_first, token_last = ends[first] - int(lengths[first]), ends[last - 1]
+        batch = self.data.cut(Windows(windows.starts[mine], windows.ends[mine]), max_len, self.following)
+        places_T = _valid_places(batch.lengths, token_last - token_first, max_len)
+        # Negatives are drawn for the global batch, from its unique items too, and each process keeps its own rows.
+        whole = batch if self.group.size == 1 else self.data.cut(windows, max_len, self.following)
+        all_places = places_T if self.group.size == 1 else _valid_places(whole.lengths, ends[-1], max_len)
+        self._generator.manual_seed(seed_for(train.seed, "negatives", step))
+        negatives = draw_negatives(
+            whole.targets.flatten()[all_places], self.data.num_items, train, self._generator, self.share_V
+        )
+        if negatives is not None:
+            negatives = negatives.rows(token_first, token_last)
+        return Work(batch, places_T, negatives, share)
+
+    def _shuffle(self, epoch: int) -> None:
+        generator = torch.Generator().manual_seed(seed_for(self.config.train.seed, "order", epoch))
+        order = torch.randperm(len(self._lengths_W), generator=generator)
+        self._epoch, self._ordered_lengths_W = epoch, self._lengths_W[order]
+        self._order = order.to(self.data.device)
+        self._tokens = [int(part.sum()) for part in self._ordered_lengths_W.split(self.config.train.batch)]
+        if self.moments is not None:
+            self._generator.manual_seed(seed_for(self.config.train.seed, "targets", epoch))
+            self.following = self.moments.draw(self._generator)
+
+
+class Objective(nn.Module):
+    """Model and loss as one module, because DDP adds up the gradients of what it calls forward on."""
+
+    def __init__(self, model: SequentialRecommender, temperature: float) -> None:
+        super().__init__()
+        self.model, self.temperature = model, temperature
+
+    def forward(self, work: Work) -> Tensor:
+        """This process's part of the mean loss over the global batch's targets."""
+        batch = work.batch
+        # In training the last query's moment is known as well: that of its target.
+        t_now_B = batch.target_times.gather(1, batch.lengths[:, None] - 1)[:, 0]
+        out_BLE = self.model.encode(batch.items, batch.times, batch.lengths, t_now_B)
+        # Each place comes once, so the gradient of this selection has nothing to add up in some order.
+        out_TE = out_BLE.flatten(0, 1).index_select(0, work.places_T)
+        targets_T = batch.targets.flatten()[work.places_T]
+        # Not in bf16: a cosine of 1 is a score of 20 at temperature 0.05, where bf16 goes in steps of an eighth.
+        with torch.autocast(out_TE.device.type, enabled=False):
+            losses_T = token_losses(out_TE, targets_T, self.model.item_vectors(), work.negatives, self.temperature)
+        return losses_T.sum() * work.share
+
+
+def _valid_places(lengths_B: Tensor, total: int, max_len: int) -> Tensor:
+    """Where the valid positions lie in a flattened [B, L]; `total` saves asking the device for their number."""
+    row_T = torch.repeat_interleave(lengths_B, output_size=total)
+    starts_B = lengths_B.cumsum(0) - lengths_B
+    return torch.arange(total, device=lengths_B.device) - starts_B[row_T] + row_T * max_len
+
+
+def _item_shares(data: Sequences) -> Tensor:
+    """Each item's share of the training events, float32 [V+1]."""
+    counts_V = torch.bincount(data.items[data.first_events(data.train_end)].long(), minlength=data.num_items + 1)
+    return (counts_V / counts_V.sum()).float()
