@@ -11,7 +11,7 @@ import numpy as np
 
 from trope.config import to_toml
 from trope.data.sequences import Sequences
-from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate import saved_ranks
 from trope.evaluate.evaluation import EvalResult
 from trope.evaluate.metrics import Places
 from trope.experiments.pool import Run, Variant, plan
@@ -42,7 +42,7 @@ def finish(
         places = np.asarray(better(run, int(offsets[-1])), dtype=np.int64)
         result = EvalResult(users, Places(places, np.zeros_like(places), offsets))
         run.folder.mkdir(parents=True)
-        rank_file.save(run.folder, result, rank_file.About.of(data, "test", run.config))
+        saved_ranks.save(run.folder, result, saved_ranks.About.of(data, "test", run.config))
         write_text(run.folder / "config.toml", to_toml(run.config))
         write_json(run.folder / "env.json", ENVIRONMENT)
         write_json(run.folder / "data.json", data.describe())

@@ -11,19 +11,19 @@ import pytest
 from typer.testing import CliRunner
 
 from trope.cli.main import app
-from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate import saved_ranks
 from trope.evaluate.compare import compare_runs, compare_values
 from trope.evaluate.evaluation import EvalResult
 from trope.evaluate.metrics import Places, paired_bootstrap, per_user
 
-ABOUT = rank_file.About("abc", "loo-strict", "test", "none", 50)
+ABOUT = saved_ranks.About("abc", "loo-strict", "test", "none", 50)
 USERS = 400
 
 
-def save(run: Path, better: np.ndarray, about: rank_file.About = ABOUT, first_user: int = 0) -> Path:
+def save(run: Path, better: np.ndarray, about: saved_ranks.About = ABOUT, first_user: int = 0) -> Path:
     run.mkdir(parents=True)
     places = Places(better, np.zeros_like(better), np.arange(len(better) + 1))
-    rank_file.save(run, EvalResult(first_user + np.arange(len(better)), places), about)
+    saved_ranks.save(run, EvalResult(first_user + np.arange(len(better)), places), about)
     return run
 
 
@@ -44,7 +44,7 @@ def command(*arguments: object) -> str:
 
 def test_the_numbers_are_the_paired_bootstraps(runs: list[Path]) -> None:
     comparison = compare_runs(runs, resamples=300, seed=4)
-    values = [per_user(rank_file.load(run, "test")[0].places) for run in runs]
+    values = [per_user(saved_ranks.load(run, "test")[0].places) for run in runs]
     assert comparison.users == USERS
     assert comparison.systems[0].difference is None
     for system, value in zip(comparison.systems[1:], values[1:], strict=True):
@@ -111,14 +111,14 @@ def test_other_splits_users_and_lonely_runs_are_refused(runs: list[Path], tmp_pa
 
 
 def test_damaged_or_pickled_ranks_are_refused(runs: list[Path]) -> None:
-    path = rank_file.path_of(runs[1], "test")
+    path = saved_ranks.path_of(runs[1], "test")
     whole = path.read_bytes()
     middle = len(whole) // 3
     for bad in (whole[:middle], whole[:middle] + b"\0" * 40 + whole[middle + 40 :], b"", b"not a zip"):
         path.write_bytes(bad)
         with pytest.raises(ValueError, match="damaged or foreign"):
             compare_runs(runs)
-    with np.load(rank_file.path_of(runs[0], "test")) as arrays:
+    with np.load(saved_ranks.path_of(runs[0], "test")) as arrays:
         good = dict(arrays)
     for change in ({"users": np.array([{}], dtype=object)}, {"ties": good["ties"][1:]}, {"about": np.array("{}")}):
         np.savez(path, **(good | change))

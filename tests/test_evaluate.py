@@ -17,8 +17,7 @@ from trope.cli.main import app
 from trope.config import EvalConfig, preset, to_toml
 from trope.data.protocols import Protocol
 from trope.data.sequences import EvalBatch, Sequences
-from trope.evaluate import ranking_dot
-from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate import ranking_dot, saved_ranks
 from trope.evaluate.baselines import MostPopular, RecentlyPopular
 from trope.evaluate.evaluation import evaluate, rank_users
 from trope.kernels.ranking import Catalogue
@@ -197,13 +196,13 @@ def test_a_batch_reads_nothing_back(data: Sequences, monkeypatch: pytest.MonkeyP
     catalogue = Catalogue.of(model.vectors, "torch")
     seen = []
 
-    class Watch(TorchDispatchMode):
+    class LiveTable(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.append(func.overloadpacket.__name__)
             assert seen[-1] != "repeat_interleave" or kwargs["output_size"] is not None
             return func(*args, **(kwargs or {}))
 
-    with Watch():
+    with LiveTable():
         for batch in plan.batches():
             plan.places(plan.encode(model.encode_last, batch), catalogue, batch)
     assert len(seen) > 50
@@ -314,7 +313,7 @@ def test_the_command_prints_saves_and_writes_json(data: Sequences, tmp_path: Pat
     written = json.loads((tmp_path / "out.json").read_text())
     assert list(written["metrics"]) == names
     assert (written["checksum"], written["split"]) == (data.meta["checksum"], "test")
-    result, about = rank_file.load(run, "test")
+    result, about = saved_ranks.load(run, "test")
     assert about.filter_seen == "window"
     assert result.metrics == written["metrics"]["my-run"]
     model = SequentialRecommender.from_pretrained(run / "best")

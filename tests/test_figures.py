@@ -48,7 +48,7 @@ from trope.figures.style import balance, content, duration, finish, page
 from trope.kernels.attention.reference import attention, time_buckets
 from trope.kernels.norm import norm
 from trope.kernels.project import project
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.sequence_bounds import SequenceBounds
 from trope.models.layers import HSTUBlock
 from trope.models.recommender import SequentialRecommender
 from trope.rotary.trope import IndexRoPE, TRoPE, query_times
@@ -207,8 +207,8 @@ def test_attention_maps_are_what_the_model_computes(run: Path) -> None:
             _, normed = norm(x, delta, out_dtype=context.dtype)
             _, v, q, k = block._activate(project(normed, block.uvqk), context)
             buckets = time_buckets(looking_from, batch.times, len(block.bias.time) - 1)
-            spans = Spans.padded(batch.lengths, len(q))
-            expected = attention(q, k, v, spans, block.max_len, block.bias.position, block.bias.time, buckets)
+            bounds = SequenceBounds.padded(batch.lengths, len(q))
+            expected = attention(q, k, v, bounds, block.max_len, block.bias.position, block.bias.time, buckets)
         torch.testing.assert_close(torch.einsum("hmn,nhd->mhd", weights, v), expected)
         torch.testing.assert_close(one, weights.mean(0))
         assert not one.triu(1).any()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trope.kernels import attention
 from trope.kernels.attention import Gaps, hstu_attention, time_gaps
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.sequence_bounds import SequenceBounds
 
 pytest.importorskip("triton.language", reason="needs the package triton")
 from trope.kernels.attention import bias_gradient as attention_bias_gradient
@@ -20,27 +20,27 @@ from trope.kernels.attention import triton as triton_attention
 FIRST = 1_600_000_000
 
 
-def spans_of(kind: str, lengths: list[int], max_len: int) -> tuple[Spans, int]:
+def spans_of(kind: str, lengths: list[int], max_len: int) -> tuple[SequenceBounds, int]:
     """Sequences padded, jagged, or jagged with tokens of nobody behind them; and the number of tokens."""
     lengths_B = torch.tensor(lengths)
     if kind == "padded":
-        return Spans.padded(lengths_B, max_len), len(lengths) * max_len
+        return SequenceBounds.padded(lengths_B, max_len), len(lengths) * max_len
     offsets = torch.nn.functional.pad(lengths_B.cumsum(0), (1, 0))
-    spans = Spans.jagged(offsets, max_len)
+    bounds = SequenceBounds.jagged(offsets, max_len)
     if kind == "jagged":
-        return spans, int(offsets[-1])
-    return spans._replace(is_complete=False), int(offsets[-1]) + 5
+        return bounds, int(offsets[-1])
+    return bounds._replace(is_complete=False), int(offsets[-1]) + 5
 
 
-def inside(spans: Spans, tokens: int) -> Tensor:
+def inside(bounds: SequenceBounds, tokens: int) -> Tensor:
     """Which tokens belong to a sequence."""
     is_inside = torch.zeros(tokens, dtype=torch.bool)
-    for start, length in zip(spans.starts_B.tolist(), spans.lengths_B.tolist(), strict=True):
+    for start, length in zip(bounds.starts_B.tolist(), bounds.lengths_B.tolist(), strict=True):
         is_inside[start : start + length] = True
     return is_inside
 
 
-def make_times(spans: Spans, tokens: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def make_times(bounds: SequenceBounds, tokens: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Rising times with gaps from a second to a year, equal times among them; the query looks from the next."""
     gaps = (torch.rand(tokens, generator=generator) * math.log(3e7)).exp().long() * (
         torch.rand(tokens, generator=generator) > 0.2
@@ -50,7 +50,7 @@ def make_times(spans: Spans, tokens: int, generator: torch.Generator) -> tuple[T
 
 
 def run(
-    backend: str, dtype: torch.dtype, spans: Spans, inputs: list[Tensor], times: tuple[Tensor, Tensor],
+    backend: str, dtype: torch.dtype, bounds: SequenceBounds, inputs: list[Tensor], times: tuple[Tensor, Tensor],
     has_position: bool, has_time: bool, weight: Tensor, last: int = 128,
 ) -> list[Tensor]:  # fmt: skip
     """y and the gradients of q, k, v and the weights."""
@@ -60,10 +60,10 @@ def run(
     views = joint.unbind(1)
     gaps: Gaps | None = None
     if has_time:
-        gaps = time_gaps(*times, spans, last, like=joint, backend=backend)  # type: ignore[arg-type]
+        gaps = time_gaps(*times, bounds, last, like=joint, backend=backend)  # type: ignore[arg-type]
     weights_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     y = hstu_attention(
-        *views, spans, 7, position.to(weights_dtype) if has_position else None,
+        *views, bounds, 7, position.to(weights_dtype) if has_position else None,
         time.to(weights_dtype) if has_time else None, gaps, backend=backend,  # type: ignore[arg-type]
     )  # fmt: skip
     (y.double() * weight).sum().backward()
@@ -96,8 +96,8 @@ def test_values_and_gradients(
     monkeypatch.setattr(attention_bias_gradient, "STRIP_BYTES", 1 << (28 if cached else 12))  # in one slice, in many
     monkeypatch.setattr(attention, "CACHE_BYTES", 1 << 28 if cached else 0)
     generator = torch.Generator().manual_seed(len(lengths) + dim)
-    spans, tokens = spans_of(kind, lengths, max_len)
-    is_inside = inside(spans, tokens)
+    bounds, tokens = spans_of(kind, lengths, max_len)
+    is_inside = inside(bounds, tokens)
     random = [torch.randn(tokens, heads, dim, generator=generator, dtype=torch.float64) for _ in range(4)]
     # What the kernels get is what the reference gets: rounded once, before either.
     q, k, v, weight = (x.to(dtype).double() * 0.7 for x in random)
@@ -105,8 +105,8 @@ def test_values_and_gradients(
     w_position = torch.randn(2 * 50 - 1, generator=generator, dtype=torch.float64).float().double()
     w_time = torch.randn(129, generator=generator, dtype=torch.float64).float().double()
     weight = weight * is_inside[:, None, None]
-    times = make_times(spans, tokens, generator)
-    arguments = (spans, [q, k, v, w_position, w_time], times, position, time, weight)
+    times = make_times(bounds, tokens, generator)
+    arguments = (bounds, [q, k, v, w_position, w_time], times, position, time, weight)
     exact = run("torch", torch.float64, *arguments)
     ours = run("triton", dtype, *arguments)
     theirs = run("torch", dtype, *arguments)
@@ -120,21 +120,21 @@ def test_values_and_gradients(
 
 def test_tokens_of_no_sequence_are_zero() -> None:
     x = torch.ones(6, 1, 16)
-    spans = Spans(torch.tensor([1]), torch.tensor([3]), 4)
+    bounds = SequenceBounds(torch.tensor([1]), torch.tensor([3]), 4)
     for backend in ("torch", "triton"):
-        y = hstu_attention(x, x, x, spans, 4, backend=backend)  # type: ignore[arg-type]
+        y = hstu_attention(x, x, x, bounds, 4, backend=backend)  # type: ignore[arg-type]
         assert (y[[0, 4, 5]] == 0).all() and (y[1:4] != 0).all()
 
 
 def test_times_out_of_order_are_only_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_attention, "BLOCK", 16)
     generator = torch.Generator().manual_seed(3)
-    spans, tokens = spans_of("jagged", [30], 30)
+    bounds, tokens = spans_of("jagged", [30], 30)
     inputs = [torch.randn(tokens, 1, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
     inputs += [torch.randn(59, generator=generator, dtype=torch.float64) for _ in range(2)]
     times = torch.randint(FIRST, FIRST + 10**8, (2, tokens), generator=generator).unbind()
     weight = torch.randn(tokens, 1, 16, generator=generator, dtype=torch.float64)
-    arguments = (spans, inputs, times, True, True, weight, 58)
+    arguments = (bounds, inputs, times, True, True, weight, 58)
     for truth, ours in zip(
         run("torch", torch.float64, *arguments), run("triton", torch.float32, *arguments), strict=True
     ):
@@ -147,12 +147,12 @@ def test_sums_by_runs_are_sums_by_bucket(runs: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(triton_attention, "BLOCK", 16)
     monkeypatch.setattr(attention_runs, "RUNS", runs)
     generator = torch.Generator().manual_seed(5)
-    spans, tokens = spans_of("jagged", [40, 7], 40)
+    bounds, tokens = spans_of("jagged", [40, 7], 40)
     inputs = [torch.randn(tokens, 2, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
     inputs += [torch.randn(79, generator=generator, dtype=torch.float64) for _ in range(2)]
     times = FIRST + torch.randint(0, 5, (tokens,), generator=generator).cumsum(0)
     weight = torch.randn(tokens, 2, 16, generator=generator, dtype=torch.float64)
-    arguments = (spans, inputs, (times, times + 2), True, True, weight, 78)
+    arguments = (bounds, inputs, (times, times + 2), True, True, weight, 78)
     *_, truth = run("torch", torch.float64, *arguments)
     *_, ours = run("triton", torch.float32, *arguments)
     assert 6 < (truth != 0).sum() <= 16
@@ -166,9 +166,9 @@ def test_the_reference_is_the_formula() -> None:
     position, time = (torch.randn(size, generator=generator, dtype=torch.float64) for size in (7, 129))
     times = torch.tensor([0, 10, 1000, 86_400]) + FIRST
     looking_from = torch.tensor([10, 1000, 86_400, 90_000]) + FIRST
-    spans = Spans.padded(torch.tensor([4]), 4)
-    gaps = time_gaps(times, looking_from, spans, 128, like=q)
-    y = hstu_attention(q, k, v, spans, 5, position, time, gaps)
+    bounds = SequenceBounds.padded(torch.tensor([4]), 4)
+    gaps = time_gaps(times, looking_from, bounds, 128, like=q)
+    y = hstu_attention(q, k, v, bounds, 5, position, time, gaps)
     for i in range(4):
         expected = torch.zeros(2, dtype=torch.float64)
         for j in range(i + 1):
@@ -181,4 +181,4 @@ def test_the_reference_is_the_formula() -> None:
 def test_weights_without_gaps_are_refused() -> None:
     x = torch.zeros(4, 1, 2)
     with pytest.raises(ValueError, match="both its weights and the gaps"):
-        hstu_attention(x, x, x, Spans.padded(torch.tensor([4]), 4), 4, None, torch.zeros(129))
+        hstu_attention(x, x, x, SequenceBounds.padded(torch.tensor([4]), 4), 4, None, torch.zeros(129))

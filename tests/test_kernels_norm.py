@@ -90,7 +90,7 @@ def test_gate(shape: tuple, dtype: torch.dtype, dropout: float, device: str) -> 
 
 
 def test_gate_of_strided_rows(device: str) -> None:
-    """u as activate leaves it, one of four; y as a slice; and the backends drop the same elements."""
+    """u as silu_rotate leaves it, one of four; y as a slice; and the backends drop the same elements."""
     joint, wide = draw((6, 4, 2, 8), torch.float32, 0), draw((6, 20), torch.float32, 1)
     seed, results = torch.tensor([7], device=device), []
     for backend, dtype in (("torch", torch.float64), ("triton", torch.float32)):

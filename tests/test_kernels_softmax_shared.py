@@ -160,14 +160,14 @@ def test_memory_does_not_grow_with_tokens_times_items() -> None:
     assert rows * N * 4 <= 1 << 26 and math.ceil(T / rows) == 32
     seen: list[int] = []
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class LiveTable(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             seen.extend(part.numel() for part in (result if isinstance(result, tuple) else (result,))
                         if isinstance(part, Tensor))  # fmt: skip
             return result
 
-    with Watch(), torch.device("meta"):
+    with LiveTable(), torch.device("meta"):
         unit_VE, x_TE = torch.empty(1_000, 16), torch.empty(T, 16)
         targets_T, items_N = torch.empty(T, dtype=torch.int32), torch.empty(N, dtype=torch.int64)
         shared_softmax(x_TE, targets_T, items_N, unit_VE, torch.empty(1), TEMPERATURE)

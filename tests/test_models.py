@@ -15,7 +15,7 @@ from trope.config import PRESETS, Config, ModelConfig, from_dict, preset, read_t
 from trope.kernels.attention import time_gaps
 from trope.kernels.attention.reference import bias, time_buckets
 from trope.kernels.norm import gate
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.sequence_bounds import SequenceBounds
 from trope.models.layers import Context, HSTUBlock, IntervalAttention, IntervalTables, relative_intervals
 from trope.models.recommender import SequentialRecommender
 
@@ -126,9 +126,9 @@ def test_hstu_block_is_its_definition(rng: torch.Generator) -> None:
     x = torch.randn(1, 4, 6, generator=rng)
     times = draw_times((1, 4), rng)
     buckets = time_buckets(times, times, 128)
-    spans = Spans.padded(torch.tensor([4]), 4)
-    gaps = time_gaps(times[0], times[0], spans, 128, like=x)
-    stream, delta = block(x[0] / 2, x[0] / 2, Context(spans, None, gaps, None, None, torch.float32))
+    bounds = SequenceBounds.padded(torch.tensor([4]), 4)
+    gaps = time_gaps(times[0], times[0], bounds, 128, like=x)
+    stream, delta = block(x[0] / 2, x[0] / 2, Context(bounds, None, gaps, None, None, torch.float32))
     got = (stream + delta)[None]
     h = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-6).sqrt()
     u, v, q, k = (F.silu(h[0] @ block.uvqk)).split(6, dim=-1)
@@ -178,8 +178,8 @@ def test_interval_attention_never_needs_the_big_tensor(rng: torch.Generator) -> 
     attention = IntervalAttention(config, tables)
     x, times = torch.randn(1, 5, 6, generator=rng), draw_times((1, 5), rng)
     index = relative_intervals(times, 4)
-    spans = Spans.padded(torch.tensor([5]), 5)
-    got = attention(x[0], Context(spans, None, None, index, None, torch.float32))
+    bounds = SequenceBounds.padded(torch.tensor([5]), 5)
+    got = attention(x[0], Context(bounds, None, None, index, None, torch.float32))
     q, k, v = (part.view(5, 2, 3) for part in attention.qkv(x)[0].chunk(3, dim=-1))
     r_k, r_v = (t[index[0]].view(5, 5, 2, 3) for t in (tables.interval_keys, tables.interval_values))
     p_k, p_v = (t.view(5, 2, 3) for t in (tables.position_keys, tables.position_values))

@@ -15,7 +15,7 @@ from trope import query_times
 from trope.data.next_moments import next_moments
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
-from trope.kernels.batch import Plan, Source, cut_tokens
+from trope.kernels.batch import BatchShape, Source, gather_batch
 from trope.models.recommender import SequentialRecommender
 from trope.train.distributed import Group
 from trope.train.loop import train
@@ -123,8 +123,8 @@ def test_batches_are_the_stores_own(backend: str) -> None:
     order = torch.arange(len(windows.starts))
     source = Source(data.items, data.times, windows.starts, windows.ends, order, feed.following)
     expected = data.cut(windows, 8, feed.following)
-    plan = Plan(len(order), 8, int(expected.lengths.sum()), 2)
-    got = cut_tokens(source, plan, torch.zeros(1, dtype=torch.int64), backend)  # type: ignore[arg-type]
+    plan = BatchShape(len(order), 8, int(expected.lengths.sum()), 2)
+    got = gather_batch(source, plan, torch.zeros(1, dtype=torch.int64), backend)  # type: ignore[arg-type]
     valid = torch.arange(8) < expected.lengths[:, None]
     assert torch.equal(got.items_T.long(), expected.items[valid])
     assert torch.equal(got.candidates_TC[:, 0].long(), expected.targets[valid])

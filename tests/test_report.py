@@ -19,7 +19,7 @@ from trope.cli import main as cli
 from trope.data.sequences import Sequences
 from trope.evaluate.metrics import paired_bootstrap, per_user
 from trope.evaluate.saved_ranks import load
-from trope.experiments.live_table import Watch
+from trope.experiments.live_table import LiveTable
 from trope.experiments.pool import Outcome, Run, Variant, plan
 from trope.experiments.progress import Progress
 from trope.experiments.report.html import to_html
@@ -235,7 +235,7 @@ def test_progress_follows_a_log_that_grows_and_is_written_anew(tmp_path: Path) -
 def watched(runs: list[Run], terminal: bool) -> str:
     """The screen after one run ended well, one failed, one is under way and one waits."""
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, height=40, highlight=False)
-    with Watch(runs, console) as watch:
+    with LiveTable(runs, console) as watch:
         for run in runs[:3]:
             watch.began(run)
         watch.ended(Outcome(runs[1], 4.0, "exit code 3: the reason"))

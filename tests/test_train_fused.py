@@ -18,7 +18,7 @@ from trope.models.recommender import SequentialRecommender
 from trope.train import fused as train_fused
 from trope.train import step as train_step
 from trope.train.distributed import Group
-from trope.train.divergence import Guard
+from trope.train.divergence import DivergenceGuard
 from trope.train.fused import FusedStep
 from trope.train.loss import Negatives, draw_negatives
 from trope.train.optimizer import make_optimizer
@@ -42,7 +42,7 @@ class Parts:
         self.config, self.feed = config, Feed(data, config, Group(0, 1, device))
         self.model = SequentialRecommender(config, data.num_items, data.time_span).to(device)
         self.optimizer = make_optimizer(self.model, config)
-        self.guard = Guard(self.model, device)
+        self.guard = DivergenceGuard(self.model, device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.data = data
 

@@ -10,8 +10,8 @@ from conftest import draw_times, scores
 
 from trope import TRoPE
 from trope.config import preset
-from trope.kernels.sequence_layout import Spans
-from trope.kernels.silu_rotate import activate
+from trope.kernels.sequence_bounds import SequenceBounds
+from trope.kernels.silu_rotate import silu_rotate
 from trope.models.recommender import PERIODS, SequentialRecommender
 from trope.rotary.trope import CALENDAR_PERIODS, calendar_bank
 
@@ -82,7 +82,7 @@ def test_stationary_planes_through_the_kernel(rng: torch.Generator, device: str)
     results = []
     for backend in ("torch", "triton"):
         x = pre.clone().requires_grad_()
-        out = activate(x, 1, *coords, module.turns(), backend=backend)  # type: ignore[arg-type]
+        out = silu_rotate(x, 1, *coords, module.turns(), backend=backend)  # type: ignore[arg-type]
         gradients = torch.autograd.grad(sum(part.sum() for part in out), [x, *module.parameters()])
         results.append([*out, *gradients])
     for ours, theirs in zip(*results, strict=True):
@@ -131,10 +131,10 @@ def test_jitter_moves_histories_by_whole_periods_in_training_only(period: str, r
     model.eval()
     assert torch.equal(encode(), encode())
     offsets = torch.tensor([0, 6, 10, 16])
-    for spans, tokens in ((Spans.padded(lengths, 6), 18), (Spans.jagged(offsets, 6), 16)):
-        found = [model._moved(spans, torch.zeros(tokens, dtype=torch.int64)) for _ in range(20)]
+    for bounds, tokens in ((SequenceBounds.padded(lengths, 6), 18), (SequenceBounds.jagged(offsets, 6), 16)):
+        found = [model._moved(bounds, torch.zeros(tokens, dtype=torch.int64)) for _ in range(20)]
         for moved in found:  # all events of a history alike
-            for start, length in zip(spans.starts_B, spans.lengths_B, strict=True):
+            for start, length in zip(bounds.starts_B, bounds.lengths_B, strict=True):
                 assert len(moved[start : start + length].unique()) == 1
         moves = torch.cat(found).double() / PERIODS[period]
         assert (moves - moves.round()).abs().max() < 1e-4
@@ -147,8 +147,8 @@ def test_blur_moves_each_history_by_a_share_of_the_span_and_only_in_training() -
     model = SequentialRecommender(
         preset("hstu-trope", [*settings, "model.gate_floor=none", "rotary.blur=0.01"]), 50, span
     )
-    spans = Spans.padded(torch.full((4096,), 6), 6)
-    moved = model._moved(spans, torch.zeros(4096 * 6, dtype=torch.int64)).view(4096, 6)
+    bounds = SequenceBounds.padded(torch.full((4096,), 6), 6)
+    moved = model._moved(bounds, torch.zeros(4096 * 6, dtype=torch.int64)).view(4096, 6)
     assert (moved == moved[:, :1]).all(), "gaps stay"
     shares = moved[:, 0].double() / (span[1] - span[0])
     assert abs(float(shares.mean())) < 0.001 and 0.0095 < float(shares.std()) < 0.0105

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """A name to write to, which becomes `path` when the block ends well and vanishes when it does not."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file")
@@ -32,7 +32,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `path` when the block ends well (replacing what was there) and vanishes else."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trope import environment
-from trope.atomic import whole_file
+from trope.atomic import atomic_file
 from trope.config import Config, read_toml, to_dict, to_toml
 
 CONFIG, ENVIRONMENT, DATA, METRICS, CATALOGUE = "config.toml", "env.json", "data.json", "metrics.json", "catalogue"
@@ -77,7 +77,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file that is whole or not there."""
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

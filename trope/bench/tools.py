@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from trope.atomic import whole_file
+from trope.atomic import atomic_file
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def measure_ceilings(device: torch.device | str, quick: bool) -> Ceilings:
 def write_rows(path: Path, rows: Sequence[Any], environment: dict[str, str]) -> None:
     """Dataclass rows as CSV, each with the machine, versions and commit it was measured on; whole or absent."""
     names = [field.name for field in fields(rows[0])] if rows else []
-    with whole_file(path) as partial, partial.open("w", newline="") as file:
+    with atomic_file(path) as partial, partial.open("w", newline="") as file:
         writer = csv_module.DictWriter(file, [*names, *environment], lineterminator="\n")
         writer.writeheader()
         writer.writerows({**asdict(row), **environment} for row in rows)

@@ -31,7 +31,7 @@ from trope.environment import describe
 from trope.kernels.backend import prefer
 from trope.models.recommender import SequentialRecommender
 from trope.train.distributed import Group
-from trope.train.divergence import Guard
+from trope.train.divergence import DivergenceGuard
 from trope.train.fused import FusedStep
 from trope.train.optimizer import make_optimizer
 from trope.train.step import Feed, Objective
@@ -97,7 +97,7 @@ class Bench:
         self.feed = Feed(data, self.config, Group(0, 1, device))
         self.model = SequentialRecommender(self.config, data.num_items, data.time_span).to(device)
         self.optimizer = make_optimizer(self.model, self.config)
-        self.guard = Guard(self.model, device)
+        self.guard = DivergenceGuard(self.model, device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.is_bf16 = device.type == "cuda"
         self.count = 0

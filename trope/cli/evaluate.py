@@ -28,7 +28,7 @@ def evaluate(
     """
     from trope import environment
     from trope.data.sequences import Sequences
-    from trope.evaluate import saved_ranks as rank_file
+    from trope.evaluate import saved_ranks
     from trope.evaluate.baselines import baselines
     from trope.evaluate.evaluation import evaluate as evaluate_model
     from trope.evaluate.evaluation import rank_users
@@ -48,8 +48,8 @@ def evaluate(
     results = {run.resolve().name: ours}
     for name, scorer in baselines(store, split).items():
         results[name] = rank_users(scorer, store, split, config.eval, max_len, progress=True)
-    about = rank_file.About.of(store, split, config)
-    saved = rank_file.save(run, ours, about)
+    about = saved_ranks.About.of(store, split, config)
+    saved = saved_ranks.save(run, ours, about)
     _show(results, f"{store.path.name}, {about.protocol}, {split}, filter_seen {about.filter_seen}")
     typer.echo(f"\nranks: {saved}")
     if json is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trope.atomic import whole_file
+from trope.atomic import atomic_file
 from trope.data import folder as files
 
 FORMAT = 1
@@ -77,5 +77,5 @@ def write_catalogue(path: Path, meta: dict[str, Any], folder: Path) -> None:
     for name in arrays:
         shutil.copyfile(path / f"{name}.npy", folder / f"{name}.npy")
     record = {"format": FORMAT, "arrays": arrays}
-    with whole_file(folder / NAME) as partial:
+    with atomic_file(folder / NAME) as partial:
         partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trope.atomic import whole_folder
+from trope.atomic import atomic_folder
 from trope.data.folder import ALL_ARRAYS, META, checksum_of
 
 
@@ -124,6 +124,6 @@ def staging(out: Path, overwrite: bool) -> Iterator[Path]:
 
 def _enter(stack: contextlib.ExitStack, out: Path) -> Path:
     try:
-        return stack.enter_context(whole_folder(out))
+        return stack.enter_context(atomic_folder(out))
     except OSError as error:
         raise ValueError(f"cannot write beside {out}: {error.strerror}; choose another folder") from None

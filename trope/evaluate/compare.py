@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate import saved_ranks
 from trope.evaluate.metrics import Floats, Interval, interval, per_user, resampled_means
 
 
@@ -57,7 +57,7 @@ def compare_runs(runs: Sequence[Path], split: str = "test", resamples: int = 10_
     if len(runs) < 2:
         raise ValueError(f"a comparison needs at least two runs, got {len(runs)}")
     values = {}
-    (first, about), *_ = loaded = [rank_file.load(run, split) for run in runs]
+    (first, about), *_ = loaded = [saved_ranks.load(run, split) for run in runs]
     for run, name, (result, its_about) in zip(runs, _names(runs), loaded, strict=True):
         if reason := about.difference(its_about):
             raise ValueError(f"{runs[0]} and {run} cannot be compared: {reason}; evaluate both on the same data, alike")

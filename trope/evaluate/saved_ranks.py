@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trope.atomic import whole_file
+from trope.atomic import atomic_file
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate.evaluation import EvalResult
@@ -66,7 +66,7 @@ def path_of(run: Path, split: str) -> Path:
 def save(run: Path, result: EvalResult, about: About) -> Path:
     """Write the ranks into the run folder, whole or not at all."""
     path = path_of(run, about.split)
-    with whole_file(path) as partial, partial.open("wb") as file:
+    with atomic_file(path) as partial, partial.open("wb") as file:
         np.savez_compressed(
             file,
             users=result.users,

@@ -19,7 +19,7 @@ REFRESH_SECONDS, LINE_SECONDS = 1.0, 60.0
 _STYLES = {"training": "bold", "failed": "red", "done": "green"}
 
 
-class Watch:
+class LiveTable:
     """Shows runs from the time they start to the time they end; a context manager around `run_all`.
 
     runs: all of them, also those that were finished before.
@@ -98,7 +98,7 @@ class Watch:
     def __len__(self) -> int:
         return len(self.states)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> LiveTable:
         if self.console.is_terminal:
             self._live = Live(self.table(), console=self.console, auto_refresh=False)
             self._live.__enter__()

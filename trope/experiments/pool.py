@@ -29,7 +29,7 @@ import numpy as np
 
 from trope.config import Config, preset, read_toml, to_dict
 from trope.data.sequences import Sequences
-from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate import saved_ranks
 from trope.evaluate.metrics import Floats, per_user
 from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, write_text
 
@@ -57,7 +57,7 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether it was trained and tested."""
-        return (self.folder / METRICS).is_file() and rank_file.path_of(self.folder, "test").is_file()
+        return (self.folder / METRICS).is_file() and saved_ranks.path_of(self.folder, "test").is_file()
 
     @property
     def settings(self) -> list[str]:
@@ -168,10 +168,10 @@ def describe(run: Run) -> dict[str, Any]:
 def mean_over_seeds(runs: Sequence[Run]) -> dict[str, dict[str, Floats]]:
     """Per-user test metrics of each variant, averaged over its finished seeds; variants without one are left out."""
     values: dict[str, list[dict[str, Floats]]] = {}
-    first: rank_file.About | None = None
+    first: saved_ranks.About | None = None
     for run in runs:
         if run.is_finished:
-            result, about = rank_file.load(run.folder, "test")
+            result, about = saved_ranks.load(run.folder, "test")
             first = first or about
             if reason := first.difference(about):
                 raise ValueError(f"{run.folder} was ranked differently from the others: {reason}; train it again")

@@ -11,7 +11,7 @@ import typer
 
 from trope.data.sequences import Sequences
 from trope.evaluate.metrics import Floats
-from trope.experiments.live_table import Watch
+from trope.experiments.live_table import LiveTable
 from trope.experiments.pool import Outcome, Run, Variant, mean_over_seeds, plan, run_all, write_results
 
 
@@ -50,7 +50,7 @@ def train_many(
             f"{out} has no finished run of these, and with --no-train none is trained; copy the runs there"
         )
     typer.echo(f"{len(runs)} runs in {out}, {len(finished)} finished before")
-    with Watch(runs) as watch:
+    with LiveTable(runs) as watch:
 
         def ended(outcome: Outcome) -> None:
             write_results(runs, out)  # each time: an interrupted comparison has what it finished

@@ -65,7 +65,7 @@ def hstu_weights(
 ) -> tuple[Tensor, Tensor]:
     """silu(q k + bias) / n of one history, [H, L, L], and the block's v, [L, H, D]."""
     _, normed_TE = norm(x_TE, delta_TE, out_dtype=context.dtype)
-    _, v, q, k = block._activate(project(normed_TE, block.uvqk), context)
+    _, v, q, k = block._silu_rotate(project(normed_TE, block.uvqk), context)
     scores_HLL = q.transpose(0, 1) @ k.permute(1, 2, 0)
     time = block.bias.time
     buckets = None if time is None else time_buckets(looking_from, times, len(time) - 1)

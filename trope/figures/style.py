@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trope.atomic import whole_file
+from trope.atomic import atomic_file
 from trope.times import DAY, HOUR, MINUTE, MONTH, WEEK, YEAR
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _numbered(svg: bytes) -> bytes:
 
 def save(data: bytes, path: Path) -> Path:
     """Write a file, whole or not at all."""
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         partial.write_bytes(data)
     return path
 

@@ -1,7 +1,7 @@
 """The three blocks that the six models are made of: HSTU, and a Transformer block with plain or interval attention.
 
 Every block works on flat tokens [T, E] and the `Context` that all blocks of a forward share, computed once. HSTU takes
-any spans, padded or jagged; the Transformer blocks pad for attention alone. Every block is causal by construction, and
+any bounds, padded or jagged; the Transformer blocks pad for attention alone. Every block is causal by construction, and
 right-padding needs no mask: a valid position only looks at earlier ones, and what padding computes is never read.
 
 Shape letters: B batch, L positions, T tokens, H heads, D head dim, E width, K intervals, C coordinates.
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from trope.config import Config, ModelConfig, RotaryConfig
 from trope.kernels.attention import Gaps, hstu_attention
-from trope.kernels.gradient_buffer import JointGradient
+from trope.kernels.gradient_buffer import GradientBuffer
 from trope.kernels.norm import EPS, gate, norm
 from trope.kernels.project import project
-from trope.kernels.sequence_layout import Spans
-from trope.kernels.silu_rotate import activate
+from trope.kernels.sequence_bounds import SequenceBounds
+from trope.kernels.silu_rotate import silu_rotate
 from trope.rotary.trope import IndexRoPE, TORoPE, TRoPE
 
 Rotation = TRoPE | TORoPE | IndexRoPE
@@ -32,12 +32,12 @@ Rotation = TRoPE | TORoPE | IndexRoPE
 class Context:
     """What all blocks of a forward share.
 
-    spans: where the sequences lie. coords: where queries and keys stand for the rotary encoding, two of [C, T].
+    bounds: where the sequences lie. coords: where queries and keys stand for the rotary encoding, two of [C, T].
     gaps: between times, for HSTU's time bias. intervals_BLL: TiSASRec's. seed: of dropout inside kernels, int64 [1].
     dtype: of the products. slots_T: where each token lies in a padded batch, flattened; None where tokens are one.
     """
 
-    spans: Spans
+    bounds: SequenceBounds
     coords: tuple[Tensor, Tensor] | None
     gaps: Gaps | None
     intervals_BLL: Tensor | None
@@ -47,7 +47,7 @@ class Context:
 
     def padded(self, x_T: Tensor) -> Tensor:
         """Flat tokens [T, ..] as a batch [B, L, ..]; what lies behind a row's last token is zero where it was none."""
-        shape = (len(self.spans.starts_B), self.spans.max_len)
+        shape = (len(self.bounds.starts_B), self.bounds.max_len)
         if self.slots_T is not None:
             # Each token has a slot of its own, so the gradient is a selection too, with nothing to add up.
             x_T = x_T.new_zeros((shape[0] * shape[1], *x_T.shape[1:])).index_copy(0, self.slots_T, x_T)
@@ -104,29 +104,29 @@ class HSTUBlock(nn.Module):
         the next norm adds them on its way."""
         x_TE, normed_TE = norm(x_TE, delta_TE, out_dtype=context.dtype)
         pre_TF = project(normed_TE, self.uvqk)
-        joint = JointGradient(pre_TF.shape[1])
-        u, v, q, k = self._activate(pre_TF, context, joint)
+        buffer = GradientBuffer(pre_TF.shape[1])
+        u, v, q, k = self._silu_rotate(pre_TF, context, buffer)
         gaps = None if self.bias.time is None else context.gaps
-        y_THD = hstu_attention(q, k, v, context.spans, self.max_len, self.bias.position, self.bias.time, gaps)
+        y_THD = hstu_attention(q, k, v, context.bounds, self.max_len, self.bias.position, self.bias.time, gaps)
         dropout = self.dropout.p if self.training else 0.0
-        gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, context.seed, self.stream, self.gate_eps, joint)
+        gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, context.seed, self.stream, self.gate_eps, buffer)
         if context.seed is None:  # the kernel did not
             gated_TF = self.dropout(gated_TF)
         return x_TE, project(gated_TF, self.out.weight.t(), self.out.bias)
 
-    def _activate(
-        self, pre_TF: Tensor, context: Context, joint: JointGradient | None = None
+    def _silu_rotate(
+        self, pre_TF: Tensor, context: Context, buffer: GradientBuffer | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """u as it was projected, and v, q, k; q and k have been through SiLU when they are rotated."""
         if self.rotary is None or context.coords is None:
-            return activate(pre_TF, self.heads, joint=joint)
+            return silu_rotate(pre_TF, self.heads, buffer=buffer)
         if isinstance(self.rotary, TORoPE) and self.rotary.fusion == "head":  # heads turn differently
-            u, v, q, k = activate(pre_TF, self.heads, joint=joint)
+            u, v, q, k = silu_rotate(pre_TF, self.heads, buffer=buffer)
             coords_q, coords_k = (coords[:, None] for coords in context.coords)
             q, k = self.rotary.rotate(q[None], k[None], coords_q, coords_k)
             return u, v, q[0], k[0]
         interleaved = self.rotary.layout == "interleaved"
-        return activate(pre_TF, self.heads, *context.coords, self.rotary.turns(), interleaved, joint)
+        return silu_rotate(pre_TF, self.heads, *context.coords, self.rotary.turns(), interleaved, buffer)
 
 
 class RelativeBias(nn.Module):

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from trope.atomic import whole_folder
+from trope.atomic import atomic_folder
 from trope.config import Config, from_dict, to_dict
 from trope.environment import __version__
 from trope.kernels.attention import time_gaps
 from trope.kernels.backend import resolve_backend
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.sequence_bounds import SequenceBounds
 from trope.models.hub import find_folder
 from trope.models.layers import Context, Rotation, first_rotary, make_blocks, relative_intervals
 from trope.rotary.base import sequence_of
@@ -84,11 +84,13 @@ class SequentialRecommender(nn.Module):
         """
         B, L = items_BL.shape
         self._check_len(L)
-        spans = Spans.padded(lengths_B, L)
+        bounds = SequenceBounds.padded(lengths_B, L)
         looking_from_BL = query_times(times_BL, lengths_B, t_now_B, check_values=False, later=self.looks_later)
         index_BL = torch.arange(L, device=items_BL.device).expand(B, L)
         x_BLE = self._embed(items_BL, None if self.positions is None else self.positions.weight[:L])
-        out_TE = self.run(x_BLE.flatten(0, 1), spans, times_BL.flatten(), looking_from_BL.flatten(), index_BL.flatten())
+        out_TE = self.run(
+            x_BLE.flatten(0, 1), bounds, times_BL.flatten(), looking_from_BL.flatten(), index_BL.flatten()
+        )
         return self.normalise(out_TE).unflatten(0, (B, L))
 
     def encode_last(self, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor, t_now_B: Tensor) -> Tensor:
@@ -106,13 +108,13 @@ class SequentialRecommender(nn.Module):
             times_T, t_now=t_now_B, offsets=offsets, check_values=False, later=self.looks_later
         )
         x_TE = self._embed(items_T, None if self.positions is None else self.positions(index_T))
-        spans = Spans.jagged(offsets, self.config.model.max_len)
-        return self.normalise(self.run(x_TE, spans, times_T, looking_from_T, index_T))
+        bounds = SequenceBounds.jagged(offsets, self.config.model.max_len)
+        return self.normalise(self.run(x_TE, bounds, times_T, looking_from_T, index_T))
 
     def run(
         self,
         x_TE: Tensor,
-        spans: Spans,
+        bounds: SequenceBounds,
         times_T: Tensor,
         query_times_T: Tensor,
         index_T: Tensor,
@@ -127,9 +129,9 @@ class SequentialRecommender(nn.Module):
             seed: int64 [1], of dropout inside HSTU's kernels; without one torch's generator draws it.
         """
         if self.training and (self.config.rotary.jitter != "none" or self.config.rotary.blur):
-            moved_T = self._moved(spans, times_T)
+            moved_T = self._moved(bounds, times_T)
             times_T, query_times_T = times_T + moved_T, query_times_T + moved_T  # gaps stay as they were
-        context = self._context(x_TE, spans, times_T, query_times_T, index_T, seed)
+        context = self._context(x_TE, bounds, times_T, query_times_T, index_T, seed)
         if self.config.model.block != "hstu":
             for block in self.blocks:
                 x_TE = block(x_TE, context)
@@ -160,7 +162,7 @@ class SequentialRecommender(nn.Module):
     def _context(
         self,
         x_TE: Tensor,
-        spans: Spans,
+        bounds: SequenceBounds,
         times_T: Tensor,
         query_times_T: Tensor,
         index_T: Tensor,
@@ -172,27 +174,27 @@ class SequentialRecommender(nn.Module):
         gaps = intervals = None
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_TE.dtype
         if model.block == "hstu" and model.time_bias:
-            gaps = time_gaps(times_T, query_times_T, spans, model.time_buckets, like=x_TE)
+            gaps = time_gaps(times_T, query_times_T, bounds, model.time_buckets, like=x_TE)
         if model.block == "tisasrec":
-            intervals = relative_intervals(times_T[spans.places()[0]], model.intervals)
+            intervals = relative_intervals(times_T[bounds.places()[0]], model.intervals)
         drops = model.block == "hstu" and self.training and model.dropout > 0
         if not drops or resolve_backend("auto", x_TE) == "torch":
             seed = None  # nothing to drop, or modules do
         elif seed is None:
             seed = torch.randint(2**62, (1,), device=x_TE.device)
         slots_T = None
-        if model.block != "hstu" and not spans.is_padded:
-            slots_T = spans.row_of(torch.arange(len(times_T), device=times_T.device)) * spans.max_len + index_T
-        return Context(spans, coords, gaps, intervals, seed, dtype, slots_T)
+        if model.block != "hstu" and not bounds.is_padded:
+            slots_T = bounds.row_of(torch.arange(len(times_T), device=times_T.device)) * bounds.max_len + index_T
+        return Context(bounds, coords, gaps, intervals, seed, dtype, slots_T)
 
-    def _moved(self, spans: Spans, times_T: Tensor) -> Tensor:
+    def _moved(self, bounds: SequenceBounds, times_T: Tensor) -> Tensor:
         """Seconds to move each history by in training, so that its date is not learned by heart, int64 [T].
 
         `rotary.jitter`: a random number of whole periods, at most half the time span either way. `rotary.blur`: a
         normal draw whose deviation is that share of the time span.
         """
         rotary, span = self.config.rotary, self.time_span[1] - self.time_span[0]
-        shape, device = spans.starts_B.shape, times_T.device
+        shape, device = bounds.starts_B.shape, times_T.device
         seconds_B = torch.zeros(shape, dtype=torch.float64, device=device)
         if rotary.jitter != "none":
             period = PERIODS[rotary.jitter]
@@ -201,7 +203,7 @@ class SequentialRecommender(nn.Module):
         if rotary.blur:
             seconds_B += torch.randn(shape, device=device).double() * (rotary.blur * span)
         token_T = torch.arange(len(times_T), device=device)
-        row_T = spans.row_of(token_T).clamp(max=len(seconds_B) - 1)
+        row_T = bounds.row_of(token_T).clamp(max=len(seconds_B) - 1)
         return seconds_B.long()[row_T]
 
     def _coordinates(
@@ -219,7 +221,7 @@ class SequentialRecommender(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights, config and a model card; the folder appears, or is replaced, only when whole."""
-        with whole_folder(Path(folder)) as partial:
+        with atomic_folder(Path(folder)) as partial:
             save_file({name: x.detach().cpu().contiguous() for name, x in self._state().items()}, partial / WEIGHTS)
             described = {
                 "format": FORMAT, "trope": __version__, "num_items": self.num_items,

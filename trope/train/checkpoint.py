@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trope.atomic import whole_folder
+from trope.atomic import atomic_folder
 from trope.models.recommender import SequentialRecommender
 from trope.train.optimizer import set_learning_rates
 
@@ -77,7 +77,7 @@ class Checkpoints:
         state.learning_rates = [float(group["lr"]) for group in optimizer.param_groups]
         target = self.folder / f"epoch{state.epoch:04d}-step{state.step:08d}"
         if not target.exists():
-            with whole_folder(target) as partial:
+            with atomic_folder(target) as partial:
                 model.save_pretrained(partial / MODEL)
                 save_file(_optimizer_tensors(model, optimizer), partial / OPTIMIZER)
                 content = {"format": FORMAT, **asdict(state)}

@@ -10,7 +10,7 @@ class Diverged(RuntimeError):
     """Training met a number that is not finite."""
 
 
-class Guard:
+class DivergenceGuard:
     """Gradient norms and the first number that was not finite, kept on the device until someone asks."""
 
     def __init__(self, model: nn.Module, device: torch.device, step: int = 0) -> None:

@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.kernels.backend import Backend
-from trope.kernels.batch import Plan, Source, Tokens, cut_tokens
+from trope.kernels.batch import BatchShape, Source, Tokens, gather_batch
 from trope.kernels.embed import embed, embed_backward
 from trope.kernels.softmax import draw_uniform, sampled_softmax
 from trope.kernels.softmax.shared import shared_softmax
 from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
 from trope.models.recommender import SequentialRecommender
-from trope.train.divergence import Guard
+from trope.train.divergence import DivergenceGuard
 from trope.train.loss import Negatives, draw_negatives
 from trope.train.step import Feed, seed_for
 
@@ -80,7 +80,7 @@ class FusedStep:
         config: Config,
         feed: Feed,
         optimizer: torch.optim.Optimizer,
-        guard: Guard,
+        guard: DivergenceGuard,
         loss_sum: Tensor,
         step: int,
         is_bf16: bool,
@@ -99,8 +99,8 @@ class FusedStep:
         self.no_positions = torch.zeros((config.model.max_len, config.model.width), device=self.device)
         self.hyper = self._hyper(step)
         self.is_captured = self.device.type == "cuda"
-        self._graphs: dict[Plan, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
-        self._seen: set[Plan] = set()
+        self._graphs: dict[BatchShape, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
+        self._seen: set[BatchShape] = set()
         self._pool = torch.cuda.graph_pool_handle() if self.is_captured else None
         self._epoch, self._next = -1, -1
 
@@ -145,14 +145,14 @@ class FusedStep:
         graph.replay()
         return result
 
-    def _plan(self, tokens: int) -> Plan:
+    def _plan(self, tokens: int) -> BatchShape:
         """The smallest size that holds a batch."""
         model, train = self.config.model, self.config.train
         full, columns = train.batch * model.max_len, 1 if train.shared_negatives else 1 + train.negatives
         part = 16 * math.ceil(full / SIZES / 16)
         size = min(full, part * math.ceil(tokens / part))
         spare = 0 if size == tokens else math.ceil(part / model.max_len)
-        return Plan(train.batch, model.max_len, size, columns, spare)
+        return BatchShape(train.batch, model.max_len, size, columns, spare)
 
     def _sow(self, seed: int) -> None:
         """Seed our kernels, and torch's generator for what is not ours: the Transformer blocks' dropout, and negatives
@@ -163,7 +163,7 @@ class FusedStep:
         else:
             torch.manual_seed(seed)
 
-    def _capture(self, plan: Plan) -> None:
+    def _capture(self, plan: BatchShape) -> None:
         """Record the step; where that is not possible say so, and go on with ordinary launches."""
         graph = torch.cuda.CUDAGraph()
         # Collecting an old graph in the middle of it would spoil the recording.
@@ -188,11 +188,11 @@ class FusedStep:
                 gc.enable()
         self._graphs[plan] = (graph, result)
 
-    def _run(self, plan: Plan) -> StepResult:
+    def _run(self, plan: BatchShape) -> StepResult:
         """The step itself. Nothing in here waits for the device."""
         model, backend = self.config.model, self.backend
         self.optimizer.zero_grad(set_to_none=True)
-        tokens = cut_tokens(self.source, plan, self.cursor, backend)
+        tokens = gather_batch(self.source, plan, self.cursor, backend)
         negatives = self._draw(tokens)
         positions = self.model.positions
         positions_LE = self.no_positions if positions is None else positions.weight.detach()
@@ -201,13 +201,15 @@ class FusedStep:
         x_TE = embed(tokens.items_T, tokens.index_T, self.table.detach(), positions_LE, scale, *drops).requires_grad_()
         # The cache of casts would outlive the capture.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16, cache_enabled=False):
-            out_TE = self.model.run(x_TE, tokens.spans, tokens.times_T, tokens.query_times_T, tokens.index_T, self.seed)
+            out_TE = self.model.run(
+                x_TE, tokens.bounds, tokens.times_T, tokens.query_times_T, tokens.index_T, self.seed
+            )
         found = self._score(out_TE.detach(), tokens, negatives)
         out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
         assert x_TE.grad is not None
-        spans = tokens.spans
+        bounds = tokens.bounds
         grad_rows_TE, grad_positions_LE = embed_backward(
-            x_TE.grad, tokens.items_T, spans.starts_B, spans.lengths_B, model.max_len, *drops
+            x_TE.grad, tokens.items_T, bounds.starts_B, bounds.lengths_B, model.max_len, *drops
         )
         if positions is not None:
             positions.weight.grad = grad_positions_LE

@@ -27,14 +27,14 @@ from tqdm.auto import tqdm
 
 from trope.config import Config
 from trope.data.sequences import Sequences
-from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate import saved_ranks
 from trope.evaluate.evaluation import evaluate
 from trope.models.recommender import SequentialRecommender
 from trope.runs import METRICS, open_run, write_json
 from trope.train import checkpoint
 from trope.train.checkpoint import BEST, Checkpoints, TrainState
 from trope.train.distributed import Group, process_group
-from trope.train.divergence import Guard
+from trope.train.divergence import DivergenceGuard
 from trope.train.fused import FusedStep
 from trope.train.log import RunLog
 from trope.train.optimizer import make_optimizer, set_learning_rates
@@ -145,7 +145,7 @@ class Trainer:
         self.objective: nn.Module = Objective(self.model, config.train.temperature)
         if group.size > 1:
             self.objective = DistributedDataParallel(self.objective)
-        self.guard = Guard(self.model, group.device, self.state.step)
+        self.guard = DivergenceGuard(self.model, group.device, self.state.step)
         self.loss_sum = torch.tensor(self.state.loss_sum, dtype=torch.float64, device=group.device)
         self.fused = self._fused_step() if is_fused(config, group) else None
         self._follow_factors()  # a checkpoint may be of a refit that had ended, and there may be more epochs since
@@ -325,7 +325,7 @@ def score_test(
         "data": data.describe(),
     }
     if group.is_first:
-        rank_file.save(run, result, rank_file.About.of(data, "test", config))
+        saved_ranks.save(run, result, saved_ranks.About.of(data, "test", config))
         write_json(run / METRICS, summary)
     return summary
 

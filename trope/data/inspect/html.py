@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from trope.atomic import whole_file
+from trope.atomic import atomic_file
 from trope.data.inspect.measure import Report
 from trope.data.inspect.summary import calendar_findings, key_figures
 
@@ -60,6 +60,6 @@ def write_html(report: Report, path: Path | str) -> Path:
 </html>
 """
     path = Path(path)
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         partial.write_text(page, encoding="utf-8")
     return path

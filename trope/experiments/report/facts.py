@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from trope.data.protocols import Protocol, say_window
-from trope.evaluate import saved_ranks as rank_file
+from trope.evaluate import saved_ranks
 from trope.experiments.train_many import Trained
 
 _PROTOCOLS = {
@@ -38,7 +38,7 @@ class Ranked(NamedTuple):
 def ranked(trained: Trained) -> Ranked:
     """From the first finished run; all of them ranked the same positives."""
     run = next(run for run in trained.runs if run.is_finished)
-    result, _ = rank_file.load(run.folder, "test")
+    result, _ = saved_ranks.load(run.folder, "test")
     return Ranked(len(result.users), len(result.ranks))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from trope.kernels.attention import reference as attention_reference
 from trope.kernels.attention.reference import time_buckets
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.sequence_bounds import SequenceBounds
 
 # Buckets of all pairs (a byte each, for all blocks) and the bias of all pairs (for all heads of a block) are kept where
 # they fit in this many bytes, and formed tile by tile inside the kernels where they do not: memory is linear in the
@@ -39,23 +39,23 @@ class Gaps(NamedTuple):
 
 
 def time_gaps(
-    times_T: Tensor, query_times_T: Tensor, spans: Spans, last: int, like: Tensor, backend: Backend = "auto"
+    times_T: Tensor, query_times_T: Tensor, bounds: SequenceBounds, last: int, like: Tensor, backend: Backend = "auto"
 ) -> Gaps:
     """Prepare the time bias of one forward. `like`: a tensor of the device and dtype that attention will compute in."""
     if resolve_backend(backend, like) == "torch":
-        if spans.is_padded:
-            times, looking_from = (t.view(-1, spans.max_len) for t in (times_T, query_times_T))
+        if bounds.is_padded:
+            times, looking_from = (t.view(-1, bounds.max_len) for t in (times_T, query_times_T))
         else:
-            places_BL, _ = spans.places()
+            places_BL, _ = bounds.places()
             times, looking_from = times_T[places_BL], query_times_T[places_BL]
         return Gaps(times_T, query_times_T, last, time_buckets(looking_from, times, last))
     from trope.kernels.attention import runs as attention_runs
     from trope.kernels.attention import triton as attention_triton
 
-    if last > 255 or len(spans.lengths_B) * spans.max_len**2 > CACHE_BYTES:
+    if last > 255 or len(bounds.lengths_B) * bounds.max_len**2 > CACHE_BYTES:
         return Gaps(times_T, query_times_T, last, None)
-    buckets = attention_triton.cache_buckets(times_T, query_times_T, spans, last)
-    runs = attention_runs.cache_runs(buckets, spans) if torch.is_grad_enabled() else None
+    buckets = attention_triton.cache_buckets(times_T, query_times_T, bounds, last)
+    runs = attention_runs.cache_runs(buckets, bounds) if torch.is_grad_enabled() else None
     return Gaps(times_T, query_times_T, last, buckets, runs)
 
 
@@ -63,7 +63,7 @@ def hstu_attention(
     q_THD: Tensor,
     k_THD: Tensor,
     v_THD: Tensor,
-    spans: Spans,
+    bounds: SequenceBounds,
     n: int,
     position: Tensor | None = None,
     time: Tensor | None = None,
@@ -82,7 +82,7 @@ def hstu_attention(
         raise ValueError("the time bias needs both its weights and the gaps between times, or neither")
     if resolve_backend(backend, q_THD) == "torch":
         buckets = None if gaps is None else gaps.buckets
-        return attention_reference.attention(q_THD, k_THD, v_THD, spans, n, position, time, buckets)
+        return attention_reference.attention(q_THD, k_THD, v_THD, bounds, n, position, time, buckets)
     from trope.kernels.attention.op import FusedAttention
 
-    return FusedAttention.apply(q_THD, k_THD, v_THD, spans, n, position, time, gaps, CACHE_BYTES)
+    return FusedAttention.apply(q_THD, k_THD, v_THD, bounds, n, position, time, gaps, CACHE_BYTES)

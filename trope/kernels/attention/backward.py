@@ -29,7 +29,7 @@ from trope.kernels.attention.triton import (
     tile,
     unit_tile,
 )
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.sequence_bounds import SequenceBounds
 
 
 @triton.jit
@@ -131,15 +131,15 @@ def _key_kernel(
 
 
 def backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias, most_bytes: int
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias, most_bytes: int
 ) -> tuple[Tensor | None, ...]:
     """dq, dk and dv, views into one [T, 3, H, D], zero outside of all sequences; d position and d time, or None.
 
     most_bytes: for the gradient of the scores, if it is to be kept between kernels.
     """
     T, H, D = q.shape
-    B, S = len(spans.lengths_B), row_stride(spans.max_len)
-    joint = (torch.empty if spans.is_complete else torch.zeros)((T, 3, H, D), dtype=q.dtype, device=q.device)
+    B, S = len(bounds.lengths_B), row_stride(bounds.max_len)
+    joint = (torch.empty if bounds.is_complete else torch.zeros)((T, 3, H, D), dtype=q.dtype, device=q.device)
     dq, dk, dv = joint.unbind(1)
     d_position, d_time = (None if w is None else torch.zeros_like(w) for w in (bias.position, bias.time))
     if not (T and B):
@@ -147,19 +147,21 @@ def backward(
     has_bias = d_position is not None or d_time is not None
     keep = B * H * S * S * q.element_size() <= most_bytes
     ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
-    inputs, rest = (q, k, v, dy), (*bias.pointers(q), spans.starts_B, spans.lengths_B)
+    inputs, rest = (q, k, v, dy), (*bias.pointers(q), bounds.starts_B, bounds.lengths_B)
     rows, heads = [x.stride(0) for x in (*inputs, dq)], [x.stride(1) for x in (*inputs, dq)]
-    shared = (*sheet_strides(spans, bias), *shared_arguments(spans, n, bias))
-    constants = tile(q, spans, wide_stages=1)
+    shared = (*sheet_strides(bounds, bias), *shared_arguments(bounds, n, bias))
+    constants = tile(q, bounds, wide_stages=1)
     grid = (S // constants["BLOCK"], H, B)
     _key_kernel[grid](*inputs, dk, dv, ds, *rest, *rows, *heads, *shared, KEEP=keep, **bias.constants(), **constants)
     if not keep:
         _query_kernel[grid](*inputs, dq, *rest, *rows, *heads, *shared, **bias.constants(), **constants)
         if has_bias:
-            attention_bias_gradient.from_inputs(dy, q, k, v, spans, n, bias, d_position, d_time)
+            attention_bias_gradient.from_inputs(dy, q, k, v, bounds, n, bias, d_position, d_time)
         return dq, dk, dv, d_position, d_time
     strides = (k.stride(0), dq.stride(0), k.stride(1), dq.stride(1), S, 1.0 / n)
-    _query_from_kept_kernel[grid](ds, k, dq, spans.starts_B, spans.lengths_B, *strides, **constants | {"num_stages": 3})
+    _query_from_kept_kernel[grid](
+        ds, k, dq, bounds.starts_B, bounds.lengths_B, *strides, **constants | {"num_stages": 3}
+    )
     if has_bias:
-        attention_bias_gradient.from_kept(ds, spans, n, bias, d_position, d_time)
+        attention_bias_gradient.from_kept(ds, bounds, n, bias, d_position, d_time)
     return dq, dk, dv, d_position, d_time

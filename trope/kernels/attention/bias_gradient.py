@@ -34,7 +34,7 @@ from trope.kernels.attention.triton import (
     tile,
     unit_tile,
 )
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.sequence_bounds import SequenceBounds
 
 STRIP_BYTES = 1 << 28  # of a slice of strips
 ROWS = 256  # of strips that a program of the distance kernel adds up; fixed, so that sums do not depend on the GPU
@@ -173,19 +173,21 @@ def _distance_sum_kernel(p_partial, p_d_position, R, L, centre, scale, s_partial
     tl.store(p_d_position + centre - distance, tl.sum(b_sum, axis=0) * scale)
 
 
-def from_kept(ds: Tensor, spans: Spans, n: int, bias: Bias, d_position: Tensor | None, d_time: Tensor | None) -> None:
+def from_kept(
+    ds: Tensor, bounds: SequenceBounds, n: int, bias: Bias, d_position: Tensor | None, d_time: Tensor | None
+) -> None:
     """Fill the gradients of the weights from the gradient of the scores, [B, H, keys, queries]."""
 
     def fill(strips: Tensor, first: int, units: int, tiles: int, block: int) -> None:
         _sum_kernel[(tiles, units)](
-            ds, strips, spans.lengths_B, strips.shape[-1], first, tiles, H=ds.shape[1], BLOCK=block, num_warps=4
+            ds, strips, bounds.lengths_B, strips.shape[-1], first, tiles, H=ds.shape[1], BLOCK=block, num_warps=4
         )
 
-    _sum_strips(fill, ds, spans, n, bias, d_position, d_time)
+    _sum_strips(fill, ds, bounds, n, bias, d_position, d_time)
 
 
 def from_inputs(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias,
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias,
     d_position: Tensor | None, d_time: Tensor | None,
 ) -> None:  # fmt: skip
     """Fill the gradients of the weights from what attention's backward began with."""
@@ -193,23 +195,23 @@ def from_inputs(
 
     def fill(strips: Tensor, first: int, units: int, tiles: int, block: int) -> None:
         _recompute_kernel[(tiles, units)](
-            *inputs, strips, *bias.pointers(q), spans.starts_B, spans.lengths_B,
+            *inputs, strips, *bias.pointers(q), bounds.starts_B, bounds.lengths_B,
             *(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs),
-            *sheet_strides(spans, bias), *shared_arguments(spans, n, bias), first, tiles, q.shape[1],
-            **bias.constants(), **tile(q, spans),
+            *sheet_strides(bounds, bias), *shared_arguments(bounds, n, bias), first, tiles, q.shape[1],
+            **bias.constants(), **tile(q, bounds),
         )  # fmt: skip
 
-    _sum_strips(fill, q, spans, n, bias, d_position, d_time)
+    _sum_strips(fill, q, bounds, n, bias, d_position, d_time)
 
 
 def _sum_strips(
-    fill: Callable[[Tensor, int, int, int, int], None], like: Tensor, spans: Spans, n: int, bias: Bias,
+    fill: Callable[[Tensor, int, int, int, int], None], like: Tensor, bounds: SequenceBounds, n: int, bias: Bias,
     d_position: Tensor | None, d_time: Tensor | None,
 ) -> None:  # fmt: skip
     """Slice by slice: have strips filled, then sum them both ways."""
-    B, S = len(spans.lengths_B), row_stride(spans.max_len)
-    L, centre, last, scale = shared_arguments(spans, n, bias)
-    block = tile(like, spans)["BLOCK"]
+    B, S = len(bounds.lengths_B), row_stride(bounds.max_len)
+    L, centre, last, scale = shared_arguments(bounds, n, bias)
+    block = tile(like, bounds)["BLOCK"]
     tiles = triton.cdiv(L, block)
     units = max(1, min(B * tiles, STRIP_BYTES // (4 * block * S)))
     slices = range(0, B * tiles, units)
@@ -227,7 +229,7 @@ def _sum_strips(
         if d_position is not None:
             block_l = 128 if S % 128 == 0 else block
             _by_distance_kernel[(parts, S // block_l)](
-                strips, by_distance, spans.lengths_B, S, S, i * parts, first, here, tiles, ROWS,
+                strips, by_distance, bounds.lengths_B, S, S, i * parts, first, here, tiles, ROWS,
                 BLOCK=block, BLOCK_R=16, BLOCK_L=block_l, num_warps=4,
             )  # fmt: skip
         if d_time is not None:
@@ -235,7 +237,7 @@ def _sum_strips(
             runs = bias.gaps.runs
             _by_bucket_kernel[(here,)](
                 strips, by_bucket, times, query_times, buckets, *((like, like) if runs is None else runs),
-                spans.starts_B, spans.lengths_B, S, L, last, first, tiles,
+                bounds.starts_B, bounds.lengths_B, S, L, last, first, tiles,
                 CACHED=bias.constants()["CACHED"], COUNTED=runs is not None,
                 BLOCK=block, BLOCK_K=block_k, RUNS=attention_runs.RUNS, num_warps=8,
             )  # fmt: skip

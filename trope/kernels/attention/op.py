@@ -16,7 +16,7 @@ KEPT = 4
 
 
 class FusedAttention(torch.autograd.Function):
-    """q, k, v, spans, n, position, time, gaps, most bytes of a sheet -> y; see `attention.hstu_attention`."""
+    """q, k, v, bounds, n, position, time, gaps, most bytes of a sheet -> y; see `attention.hstu_attention`."""
 
     @staticmethod
     def forward(
@@ -24,7 +24,7 @@ class FusedAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        spans: Any,
+        bounds: Any,
         n: int,
         position: Any,
         time: Any,
@@ -32,10 +32,10 @@ class FusedAttention(torch.autograd.Function):
         most_bytes: int,
     ) -> Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        bias = attention_triton.with_sheet(Bias(position, time, gaps), spans, q, most_bytes)
+        bias = attention_triton.with_sheet(Bias(position, time, gaps), bounds, q, most_bytes)
         ctx.save_for_backward(q, k, v, position, time, bias.sheet)
-        ctx.spans, ctx.n, ctx.gaps, ctx.most_bytes = spans, n, gaps, most_bytes
-        return attention_triton.forward(q, k, v, spans, n, bias)
+        ctx.bounds, ctx.n, ctx.gaps, ctx.most_bytes = bounds, n, gaps, most_bytes
+        return attention_triton.forward(q, k, v, bounds, n, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -44,6 +44,6 @@ class FusedAttention(torch.autograd.Function):
         bias = Bias(position, time, ctx.gaps, sheet)
         dy = dy if dy.stride(-1) == 1 else dy.contiguous()
         dq, dk, dv, d_position, d_time = attention_backward.backward(
-            dy, q, k, v, ctx.spans, ctx.n, bias, KEPT * ctx.most_bytes
+            dy, q, k, v, ctx.bounds, ctx.n, bias, KEPT * ctx.most_bytes
         )
         return dq, dk, dv, None, None, d_position, d_time, None, None

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.sequence_bounds import SequenceBounds
 
 BUCKET_WIDTH = 0.301  # of ln(seconds); 128 buckets of it reach far past any log
 
@@ -46,18 +46,18 @@ def attention(
     q_THD: Tensor,
     k_THD: Tensor,
     v_THD: Tensor,
-    spans: Spans,
+    bounds: SequenceBounds,
     n: int,
     position: Tensor | None = None,
     time: Tensor | None = None,
     buckets_BLL: Tensor | None = None,
 ) -> Tensor:
     """y [T, H, D]; zero where a token is of no sequence."""
-    B, L = len(spans.lengths_B), spans.max_len
-    if spans.is_padded:
+    B, L = len(bounds.lengths_B), bounds.max_len
+    if bounds.is_padded:
         q, k, v = (x.view(B, L, *x.shape[1:]) for x in (q_THD, k_THD, v_THD))
     else:
-        places_BL, exists_BL = spans.places()
+        places_BL, exists_BL = bounds.places()
         q, k, v = (x[places_BL] for x in (q_THD, k_THD, v_THD))
     scores_BHLL = q.transpose(1, 2) @ k.permute(0, 2, 3, 1)
     added = bias(L, position, time, buckets_BLL)
@@ -66,6 +66,6 @@ def attention(
     causal = torch.ones(L, L, dtype=torch.bool, device=q.device).tril()
     attention_BHLL = (F.silu(scores_BHLL) / n).masked_fill(~causal, 0.0)
     y_BLHD = (attention_BHLL.to(v.dtype) @ v.transpose(1, 2)).transpose(1, 2)
-    if spans.is_padded:
+    if bounds.is_padded:
         return y_BLHD.reshape(B * L, *q_THD.shape[1:])
     return torch.zeros_like(q_THD).index_put((places_BL[exists_BL],), y_BLHD[exists_BL])

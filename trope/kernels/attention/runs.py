@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trope.kernels.attention.triton import block_of, row_stride
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.sequence_bounds import SequenceBounds
 
 RUNS = 64  # buckets whose runs are looked for: all gaps below seven years
 
@@ -80,15 +80,15 @@ def _runs_kernel(p_buckets, p_counts, p_singles, p_lengths, s_row, L, TILES, BLO
     tl.store(p_singles + pair * 2 + 1, end)
 
 
-def cache_runs(buckets: Tensor, spans: Spans) -> Runs:
+def cache_runs(buckets: Tensor, bounds: SequenceBounds) -> Runs:
     """Runs of the buckets that `cache_buckets` wrote; of tiles beyond a sequence nothing is written."""
-    B, L, block = len(spans.lengths_B), spans.max_len, block_of(spans.max_len)
+    B, L, block = len(bounds.lengths_B), bounds.max_len, block_of(bounds.max_len)
     tiles = triton.cdiv(L, block)
     pairs = tiles * (tiles + 1) // 2
     counts = torch.empty((B, pairs, block, RUNS), dtype=torch.uint8, device=buckets.device)
     singles = torch.empty((B, pairs, 2), dtype=torch.int32, device=buckets.device)
     if B * L:
         _runs_kernel[(tiles, tiles, B)](
-            buckets, counts, singles, spans.lengths_B, row_stride(L), L, tiles, BLOCK=block, RUNS=RUNS
+            buckets, counts, singles, bounds.lengths_B, row_stride(L), L, tiles, BLOCK=block, RUNS=RUNS
         )
     return Runs(counts, singles)

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trope.kernels.attention.reference import BUCKET_WIDTH
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.sequence_bounds import SequenceBounds
 
 BLOCK = 64  # queries and keys of a tile, fewer for short sequences
 _PER_BUCKET = tl.constexpr(1 / BUCKET_WIDTH)
@@ -56,7 +56,7 @@ class Bias(NamedTuple):
         }
 
 
-def tile(q: Tensor, spans: Spans, wide_stages: int = 2) -> dict[str, Any]:
+def tile(q: Tensor, bounds: SequenceBounds, wide_stages: int = 2) -> dict[str, Any]:
     """Block sizes and how exactly to compute, for all attention kernels; measured on an H200.
 
     Larger tiles and more warps were slower: the shared memory then holds one program where it holds three.
@@ -64,7 +64,7 @@ def tile(q: Tensor, spans: Spans, wide_stages: int = 2) -> dict[str, Any]:
     """
     D = q.shape[2]
     return {
-        "BLOCK": block_of(spans.max_len),
+        "BLOCK": block_of(bounds.max_len),
         "BLOCK_D": max(16, triton.next_power_of_2(D)),
         "D": D,
         # In the interpreter there is no inline assembly, and in float32 no reason to approximate.
@@ -275,33 +275,41 @@ def row_stride(L: int) -> int:
     return triton.cdiv(L, block_of(L)) * block_of(L)
 
 
-def cache_buckets(times_T: Tensor, query_times_T: Tensor, spans: Spans, last: int) -> Tensor:
+def cache_buckets(times_T: Tensor, query_times_T: Tensor, bounds: SequenceBounds, last: int) -> Tensor:
     """Buckets of all pairs that attention looks at, uint8 [B, L, row_stride(L)]; the rest is not written."""
-    B, L = len(spans.lengths_B), spans.max_len
+    B, L = len(bounds.lengths_B), bounds.max_len
     buckets = torch.empty((B, L, row_stride(L)), dtype=torch.uint8, device=times_T.device)
     if B * L:
         _bucket_kernel[(triton.cdiv(L, block_of(L)), triton.cdiv(L, block_of(L)), B)](
-            times_T, query_times_T, buckets, spans.starts_B, spans.lengths_B, row_stride(L), L, last, BLOCK=block_of(L)
+            times_T,
+            query_times_T,
+            buckets,
+            bounds.starts_B,
+            bounds.lengths_B,
+            row_stride(L),
+            L,
+            last,
+            BLOCK=block_of(L),
         )
     return buckets
 
 
-def with_sheet(bias: Bias, spans: Spans, like: Tensor, most_bytes: int) -> Bias:
+def with_sheet(bias: Bias, bounds: SequenceBounds, like: Tensor, most_bytes: int) -> Bias:
     """The bias with its sheet, if that is small enough: whole tiles [B, S, S] with S = row_stride(L); without a time
     bias one for all sequences."""
     if bias.position is None and bias.time is None:
         return bias
-    L = spans.max_len
-    B = len(spans.lengths_B) if bias.time is not None else 1
-    if B * row_stride(L) ** 2 * like.element_size() > most_bytes or not len(spans.lengths_B):
+    L = bounds.max_len
+    B = len(bounds.lengths_B) if bias.time is not None else 1
+    if B * row_stride(L) ** 2 * like.element_size() > most_bytes or not len(bounds.lengths_B):
         return bias
     sheet = torch.empty((B, row_stride(L), row_stride(L)), dtype=like.dtype, device=like.device)
-    L_, centre, last, _ = shared_arguments(spans, 1, bias)
+    L_, centre, last, _ = shared_arguments(bounds, 1, bias)
     constants = {name: value for name, value in bias.constants().items() if name != "SHEET"}
     tiles = row_stride(L) // block_of(L)
     pointers = bias._replace(sheet=sheet).pointers(like)
     _sheet_kernel[(tiles, tiles, B)](
-        *pointers, spans.starts_B, spans.lengths_B, row_stride(L), sheet.stride(0), L_, centre, last,
+        *pointers, bounds.starts_B, bounds.lengths_B, row_stride(L), sheet.stride(0), L_, centre, last,
         BLOCK=block_of(L), **constants,
     )  # fmt: skip
     return bias._replace(sheet=sheet)
@@ -312,28 +320,28 @@ def block_of(L: int) -> int:
     return min(BLOCK, max(16, triton.next_power_of_2(L)))
 
 
-def shared_arguments(spans: Spans, n: int, bias: Bias) -> tuple[int, int, int, float]:
+def shared_arguments(bounds: SequenceBounds, n: int, bias: Bias) -> tuple[int, int, int, float]:
     """L, the middle of the position weights, the last bucket, and one over n."""
     centre = 0 if bias.position is None else (len(bias.position) - 1) // 2
-    assert bias.position is None or spans.max_len <= centre + 1, "sequences are longer than the position weights"
-    return spans.max_len, centre, 0 if bias.gaps is None else bias.gaps.last, 1.0 / n
+    assert bias.position is None or bounds.max_len <= centre + 1, "sequences are longer than the position weights"
+    return bounds.max_len, centre, 0 if bias.gaps is None else bias.gaps.last, 1.0 / n
 
 
-def sheet_strides(spans: Spans, bias: Bias) -> tuple[int, int]:
+def sheet_strides(bounds: SequenceBounds, bias: Bias) -> tuple[int, int]:
     """Of a row of buckets and sheet, and of a sequence's sheet (0 where all share one)."""
     shared = bias.sheet is None or len(bias.sheet) == 1
-    return row_stride(spans.max_len), 0 if shared else bias.sheet.stride(0)  # type: ignore[union-attr]
+    return row_stride(bounds.max_len), 0 if shared else bias.sheet.stride(0)  # type: ignore[union-attr]
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, spans: Spans, n: int, bias: Bias) -> Tensor:
+def forward(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias) -> Tensor:
     """y [T, H, D], contiguous; zero outside of all sequences."""
     T, H, D = q.shape
-    y = (torch.empty if spans.is_complete else torch.zeros)((T, H, D), dtype=q.dtype, device=q.device)
-    constants = tile(q, spans)
-    if T and len(spans.lengths_B):
-        _forward_kernel[(triton.cdiv(spans.max_len, constants["BLOCK"]), H, len(spans.lengths_B))](
-            q, k, v, y, *bias.pointers(q), spans.starts_B, spans.lengths_B,
+    y = (torch.empty if bounds.is_complete else torch.zeros)((T, H, D), dtype=q.dtype, device=q.device)
+    constants = tile(q, bounds)
+    if T and len(bounds.lengths_B):
+        _forward_kernel[(triton.cdiv(bounds.max_len, constants["BLOCK"]), H, len(bounds.lengths_B))](
+            q, k, v, y, *bias.pointers(q), bounds.starts_B, bounds.lengths_B,
             *(x.stride(0) for x in (q, k, v, y)), *(x.stride(1) for x in (q, k, v, y)),
-            *sheet_strides(spans, bias), *shared_arguments(spans, n, bias), **bias.constants(), **constants,
+            *sheet_strides(bounds, bias), *shared_arguments(bounds, n, bias), **bias.constants(), **constants,
         )  # fmt: skip
     return y

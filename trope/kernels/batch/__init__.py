@@ -1,6 +1,6 @@
 """Cutting a training batch out of all events, as flat tokens of a fixed number: decides what runs.
 
-Nothing is read back: the batch's shape is the caller's `Plan`, its place a cursor on the device that moves on by
+Nothing is read back: the batch's shape is the caller's `BatchShape`, its place a cursor on the device that moves on by
 itself, so that the same launches, captured once, cut every batch of an epoch.
 """
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.batch import reference as cut_reference
-from trope.kernels.batch.reference import Plan, Source, Tokens
+from trope.kernels.batch.reference import BatchShape, Source, Tokens
 
-__all__ = ["Plan", "Source", "Tokens", "cut_tokens"]
+__all__ = ["BatchShape", "Source", "Tokens", "gather_batch"]
 
 
-def cut_tokens(source: Source, plan: Plan, cursor: Tensor, backend: Backend = "auto") -> Tokens:
+def gather_batch(source: Source, plan: BatchShape, cursor: Tensor, backend: Backend = "auto") -> Tokens:
     """The batch that begins at window number `cursor` ([1] int64) of the order; moves the cursor on."""
     if resolve_backend(backend, source.items) == "torch":
-        return cut_reference.cut_tokens(source, plan, cursor)
+        return cut_reference.gather_batch(source, plan, cursor)
     from trope.kernels.batch import triton as cut_triton
 
-    return cut_triton.cut_tokens(source, plan, cursor)
+    return cut_triton.gather_batch(source, plan, cursor)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.sequence_bounds import SequenceBounds
 
 
 class Source(NamedTuple):
@@ -28,7 +28,7 @@ class Source(NamedTuple):
     following: Tensor | None = None  # int64, one for each event
 
 
-class Plan(NamedTuple):
+class BatchShape(NamedTuple):
     """The fixed shape of a batch.
 
     rows: B. max_len: L. tokens: T, at least what the rows hold. candidates: C, columns for the loss.
@@ -51,11 +51,11 @@ class Tokens(NamedTuple):
     query_times_T: Tensor  # int64, the target's
     index_T: Tensor  # int32, place in the row
     candidates_TC: Tensor  # int32; column 0 is the target, the others are not written
-    spans: Spans
+    bounds: SequenceBounds
     weight: Tensor  # [1] float32, one over the number of targets
 
 
-def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
+def gather_batch(source: Source, plan: BatchShape, cursor: Tensor) -> Tokens:
     """The batch that begins at window number `cursor` ([1] int64) of the order; moves the cursor on."""
     device = source.items.device
     number_B = cursor + torch.arange(plan.rows, device=device)
@@ -68,10 +68,10 @@ def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
     spare = torch.arange(plan.spare_rows, device=device) * plan.max_len
     spare_lengths = (plan.tokens - total - spare).clamp(0, plan.max_len)
     lengths = torch.cat((lengths_B, spare_lengths))
-    spans = Spans(lengths.cumsum(0) - lengths, lengths, plan.max_len, is_complete=True)
+    bounds = SequenceBounds(lengths.cumsum(0) - lengths, lengths, plan.max_len, is_complete=True)
     token_T = torch.arange(plan.tokens, device=device)
-    row_T = spans.row_of(token_T)
-    index_T = token_T - spans.starts_B[row_T]
+    row_T = bounds.row_of(token_T)
+    index_T = token_T - bounds.starts_B[row_T]
     is_real_T = row_T < plan.rows
     event_T = torch.where(is_real_T, begins_B[row_T.clamp(max=plan.rows - 1)] + index_T, 0)
     following_T = event_T + 1 if source.following is None else source.following[event_T]
@@ -84,6 +84,6 @@ def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
         torch.where(is_real_T, source.times[following_T], 0),
         index_T.int(),
         candidates_TC,
-        spans,
+        bounds,
         (1 / total.float())[None],
     )

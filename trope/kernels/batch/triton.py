@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trope.kernels.batch.reference import Plan, Source, Tokens
-from trope.kernels.sequence_layout import Spans
+from trope.kernels.batch.reference import BatchShape, Source, Tokens
+from trope.kernels.sequence_bounds import SequenceBounds
 
 
 @triton.jit
@@ -65,8 +65,8 @@ def _tokens_kernel(
     tl.store(p_candidates + o_t * C, b_target, mask=m_write)
 
 
-def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
-    """See cut_reference.cut_tokens."""
+def gather_batch(source: Source, plan: BatchShape, cursor: Tensor) -> Tokens:
+    """See cut_reference.gather_batch."""
     device = source.items.device
     rows = plan.rows + plan.spare_rows
 
@@ -89,5 +89,5 @@ def cut_tokens(source: Source, plan: Plan, cursor: Tensor) -> Tokens:
         begins, first, lengths, items, times, query_times, index, candidates,
         plan.rows, plan.candidates, IS_NAMED=source.following is not None, BLOCK=block, num_warps=2,
     )  # fmt: skip
-    spans = Spans(first, lengths, plan.max_len, is_complete=True)
-    return Tokens(items, times, query_times, index, candidates, spans, weight)
+    bounds = SequenceBounds(first, lengths, plan.max_len, is_complete=True)
+    return Tokens(items, times, query_times, index, candidates, bounds, weight)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.gradient_buffer import JointGradient
+from trope.kernels.gradient_buffer import GradientBuffer
 from trope.kernels.norm import reference as norm_reference
 from trope.kernels.random.reference import keep_mask
 
@@ -46,16 +46,16 @@ def gate(
     seed: Tensor | None = None,
     stream: int = 0,
     eps: float = EPS,
-    joint: JointGradient | None = None,
+    buffer: GradientBuffer | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """Dropout of (layer norm of y, without affine, times SiLU of u), in the dtype of y; differentiable in y and u.
 
     Args:
-        y_TF, u_TF: rows may be strided views, such as `u.flatten(1)` of activate's u.
+        y_TF, u_TF: rows may be strided views, such as `u.flatten(1)` of silu_rotate's u.
         seed: int64 [1] on the device; None drops nothing.
         stream: one number per place in the model that drops.
-        joint: shared with the activate that u is from, it saves a copy of u's gradient; the reference needs none.
+        buffer: shared with the silu_rotate that u is from, it saves a copy of u's gradient; the reference needs none.
     """
     if resolve_backend(backend, y_TF) == "torch":
         keep = (
@@ -64,4 +64,4 @@ def gate(
         return norm_reference.gate(y_TF, u_TF, keep, dropout, eps)
     from trope.kernels.norm import triton as norm_triton
 
-    return norm_triton.gate(y_TF, u_TF, dropout, seed, stream, eps, joint)
+    return norm_triton.gate(y_TF, u_TF, dropout, seed, stream, eps, buffer)

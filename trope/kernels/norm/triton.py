@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trope.kernels.gradient_buffer import JointGradient
+from trope.kernels.gradient_buffer import GradientBuffer
 from trope.kernels.random.triton import dropout_arguments, dropped
 from trope.kernels.silu import silu, silu_and_slope
 
@@ -169,7 +169,7 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, y_TF: Tensor, u_TF: Tensor, dropout: float, seed: Tensor | None, stream: int, eps: float,
-        joint: JointGradient | None,
+        buffer: GradientBuffer | None,
     ) -> Tensor:  # fmt: skip
         T, F = y_TF.shape
         out = torch.empty((T, F), dtype=y_TF.dtype, device=y_TF.device)
@@ -182,7 +182,7 @@ class _Gate(torch.autograd.Function):
                 F=F, **constants, **tile,
             )  # fmt: skip
         ctx.save_for_backward(y_TF, u_TF, mean, rstd, p_seed)
-        ctx.stream, ctx.constants, ctx.joint = stream, constants, joint
+        ctx.stream, ctx.constants, ctx.buffer = stream, constants, buffer
         return out
 
     @staticmethod
@@ -191,7 +191,7 @@ class _Gate(torch.autograd.Function):
         y_TF, u_TF, mean, rstd, p_seed = ctx.saved_tensors
         T, F = y_TF.shape
         dy = torch.empty((T, F), dtype=y_TF.dtype, device=y_TF.device)
-        du = torch.empty_like(dy, dtype=u_TF.dtype) if ctx.joint is None else ctx.joint.first_columns(u_TF)
+        du = torch.empty_like(dy, dtype=u_TF.dtype) if ctx.buffer is None else ctx.buffer.first_columns(u_TF)
         tile = row_tile(F)
         if T:
             _gate_backward_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
@@ -210,8 +210,8 @@ def norm(x_TE: Tensor, delta_TE: Tensor | None, eps: float, out_dtype: torch.dty
 
 def gate(
     y_TF: Tensor, u_TF: Tensor, dropout: float, seed: Tensor | None, stream: int, eps: float,
-    joint: JointGradient | None,
+    buffer: GradientBuffer | None,
 ) -> Tensor:  # fmt: skip
     assert y_TF.shape == u_TF.shape
     y_TF, u_TF = (x if x.stride(1) == 1 else x.contiguous() for x in (y_TF, u_TF))
-    return _Gate.apply(y_TF, u_TF, dropout, seed, stream, eps, joint)
+    return _Gate.apply(y_TF, u_TF, dropout, seed, stream, eps, buffer)

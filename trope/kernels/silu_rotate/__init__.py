@@ -1,4 +1,4 @@
-"""From HSTU's joint projection to u, v, q, k: SiLU, and the rotation of q and k on the way. Decides what runs.
+"""From HSTU's buffer projection to u, v, q, k: SiLU, and the rotation of q and k on the way. Decides what runs.
 
 Fused because it moves memory and nothing else: v, q and k must be read and written for SiLU anyway, so inside that
 pass the rotation of T-RoPE costs no traffic. u stays as it is: the gate (trope.kernels.norm) reads it once and applies
@@ -12,21 +12,21 @@ from __future__ import annotations
 from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.gradient_buffer import JointGradient
+from trope.kernels.gradient_buffer import GradientBuffer
 from trope.kernels.silu_rotate import reference as activate_reference
 from trope.kernels.silu_rotate.reference import Turns
 
-__all__ = ["Turns", "activate"]
+__all__ = ["Turns", "silu_rotate"]
 
 
-def activate(
+def silu_rotate(
     pre_TF: Tensor,
     heads: int,
     coords_q_CT: Tensor | None = None,
     coords_k_CT: Tensor | None = None,
     turns: Turns | None = None,
     interleaved: bool = True,
-    joint: JointGradient | None = None,
+    buffer: GradientBuffer | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """u, v, q, k, each [T, H, D] in the dtype of `pre_TF`; differentiable in `pre_TF`, frequencies and coefficients.
@@ -34,16 +34,16 @@ def activate(
     u is a view of the projection, before SiLU; v, q and k are after it.
 
     Args:
-        pre_TF: the joint projection, u, v, q and k in this order.
+        pre_TF: the buffer projection, u, v, q and k in this order.
         coords_q_CT, coords_k_CT: where each token stands, int64 or float64; no gradient.
         turns: how fast planes turn; without it nothing is rotated.
         interleaved: as in trope.kernels.rotate_qk.
-        joint: shared with the gate that takes u, it saves a copy of u's gradient; the reference needs none.
+        buffer: shared with the gate that takes u, it saves a copy of u's gradient; the reference needs none.
     """
     assert pre_TF.shape[1] % (4 * heads) == 0, "the projection holds u, v, q and k of every head"
     arguments = (heads, coords_q_CT, coords_k_CT, turns, interleaved)
     if resolve_backend(backend, pre_TF) == "torch":
-        return activate_reference.activate(pre_TF, *arguments)
+        return activate_reference.silu_rotate(pre_TF, *arguments)
     from trope.kernels.silu_rotate import triton as activate_triton  # only now: CPU users need no Triton
 
-    return activate_triton.activate(pre_TF, *arguments, joint)
+    return activate_triton.silu_rotate(pre_TF, *arguments, buffer)

@@ -47,7 +47,7 @@ class Turns(NamedTuple):
         return self.freqs_q + self.slopes_q * self.deltas_q.double()
 
 
-def activate(
+def silu_rotate(
     pre_TF: Tensor, heads: int, coords_q_CT: Tensor | None, coords_k_CT: Tensor | None, turns: Turns | None,
     interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trope.kernels.gradient_buffer import JointGradient
+from trope.kernels.gradient_buffer import GradientBuffer
 from trope.kernels.rotary.triton import (
     _cos_sin,
     _cos_sin_quarters,
@@ -241,9 +241,9 @@ def _strides(g_THD: Tensor) -> tuple[int, int]:
     return g_THD.stride(0) if T > 1 else H * D, g_THD.stride(1) if H > 1 else D
 
 
-def _with_first_part(g_u: Tensor | None, pre_TF: Tensor, joint: JointGradient | None) -> Tensor:
+def _with_first_part(g_u: Tensor | None, pre_TF: Tensor, buffer: GradientBuffer | None) -> Tensor:
     """The projection's gradient with u's columns written: where the gate has put them, or in a tensor of its own."""
-    dpre = None if joint is None else joint.take(g_u)
+    dpre = None if buffer is None else buffer.take(g_u)
     if dpre is None:
         dpre = torch.empty_like(pre_TF)
         first = dpre[:, : dpre.shape[1] // 4]
@@ -258,7 +258,7 @@ class _Activate(torch.autograd.Function):
         ctx: Any, pre_TF: Tensor, heads: int, coords_q: Tensor | None, coords_k: Tensor | None, freqs_q: Tensor | None,
         freqs_k: Tensor | None, slopes_q: Tensor | None, slopes_k: Tensor | None, deltas_q: Tensor | None,
         deltas_k: Tensor | None, origin: Tensor | None, betas: Tensor | None, interleaved: bool,
-        joint: JointGradient | None,
+        buffer: GradientBuffer | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         T, D = len(pre_TF), pre_TF.shape[1] // (4 * heads)
         C, P = (1, D // 2) if freqs_q is None else freqs_q.shape
@@ -272,7 +272,7 @@ class _Activate(torch.autograd.Function):
             _forward_kernel[(3 * triton.cdiv(T, tile["BLOCK_T"]),)](pre_TF, out, *pointers, T, **shape, **tile)
         ctx.save_for_backward(pre_TF, *pointers)
         ctx.set_materialize_grads(False)
-        ctx.shape, ctx.joint = shape, joint
+        ctx.shape, ctx.buffer = shape, buffer
         return pre_TF.view(T, 4, heads, D)[:, 0], out[:, 0], out[:, 1], out[:, 2]
 
     @staticmethod
@@ -286,7 +286,7 @@ class _Activate(torch.autograd.Function):
         freq_grad = any(ctx.needs_input_grad[4:6]) or any(ctx.needs_input_grad[8:10])
         dense = [g if g is None or g.stride(-1) == 1 else g.contiguous() for g in grads]
         strides = [s for g in dense for s in ((16, 16) if g is None else _strides(g))]
-        dpre = _with_first_part(g_u, pre_TF, ctx.joint)
+        dpre = _with_first_part(g_u, pre_TF, ctx.buffer)
         all_tiles = triton.cdiv(T, tile["BLOCK_T"])
         tiles = max(1, triton.cdiv(all_tiles, ROWS)) if freq_grad else 1  # of a program of q or k
         blocks = triton.cdiv(all_tiles, tiles)
@@ -315,17 +315,17 @@ class _Activate(torch.autograd.Function):
         return dpre, *nothing
 
 
-def activate(
+def silu_rotate(
     pre_TF: Tensor, heads: int, coords_q_CT: Tensor | None, coords_k_CT: Tensor | None, turns: Turns | None,
-    interleaved: bool, joint: JointGradient | None,
+    interleaved: bool, buffer: GradientBuffer | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """u, a view of the projection, and v, q, k, views of one tensor [T, 3, H, D]."""
     pre_TF = pre_TF.contiguous()
     if turns is None:
-        return _Activate.apply(pre_TF, heads, *[None] * 10, interleaved, joint)
+        return _Activate.apply(pre_TF, heads, *[None] * 10, interleaved, buffer)
     assert coords_q_CT is not None and coords_k_CT is not None
     assert coords_q_CT.shape == coords_k_CT.shape == (len(turns.freqs_q), len(pre_TF))
     assert turns.freqs_q.shape == turns.freqs_k.shape
     assert (turns.origin is None) == (turns.slopes_q is None), "linear frequencies turn from an origin, others do not"
     tensors = [None if x is None else x.contiguous() for x in (coords_q_CT, coords_k_CT, *turns)]
-    return _Activate.apply(pre_TF, heads, *tensors, interleaved, joint)
+    return _Activate.apply(pre_TF, heads, *tensors, interleaved, buffer)

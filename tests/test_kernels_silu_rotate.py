@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import draw_times
 
-from trope.kernels.gradient_buffer import JointGradient
+from trope.kernels.gradient_buffer import GradientBuffer
 from trope.kernels.norm import gate
-from trope.kernels.silu_rotate import Turns, activate
+from trope.kernels.silu_rotate import Turns, silu_rotate
 
 SHAPES = [  # T, H, D, rotary_dim
     (1, 1, 2, 2),
@@ -48,7 +48,7 @@ class Problem:
         inputs = [self.pre.to(self.device, dtype).requires_grad_()]
         inputs += [f.clone().requires_grad_() for f in self.freqs]
         rotation = (*self.coords, Turns(*inputs[1:], betas=self.betas)) if self.freqs else ()
-        out = activate(inputs[0], self.heads, *rotation, interleaved=interleaved, backend=backend)
+        out = silu_rotate(inputs[0], self.heads, *rotation, interleaved=interleaved, backend=backend)
         assert all(y.dtype == dtype for y in out)
         upstream = [self.grads[i].to(self.device, dtype) for i in which]
         grads = torch.autograd.grad([out[i] for i in which], inputs, upstream, materialize_grads=True)
@@ -118,7 +118,7 @@ def test_one_output_and_strided_gradients(device: str) -> None:
     results = []
     for backend in ("torch", "triton"):
         pre = problem.pre.float().to(device).requires_grad_()
-        u, v, q, k = activate(pre, 3, *problem.coords, Turns(*problem.freqs), backend=backend)
+        u, v, q, k = silu_rotate(pre, 3, *problem.coords, Turns(*problem.freqs), backend=backend)
         if backend == "triton":
             assert u.data_ptr() == pre.data_ptr() and u.stride() == (4 * 24, 8, 1)
             assert {x.untyped_storage().data_ptr() for x in (v, q, k)} == {v.untyped_storage().data_ptr()}
@@ -138,12 +138,12 @@ def test_one_gradient_written_by_gate_and_activate(shape: tuple, used: str, devi
     """Room shared with the gate changes no gradient, whatever else u is used for; backward may run again."""
     problem, results = Problem(shape, torch.float32, device), []
     _, H, D, _ = shape
-    for backend, joint in (("torch", None), ("triton", None), ("triton", JointGradient(4 * H * D))):
+    for backend, joint in (("torch", None), ("triton", None), ("triton", GradientBuffer(4 * H * D))):
         pre = problem.pre.float().to(device).requires_grad_()
-        u, v, q, k = activate(pre, H, *problem.coords, Turns(*problem.freqs), joint=joint, backend=backend)
+        u, v, q, k = silu_rotate(pre, H, *problem.coords, Turns(*problem.freqs), buffer=joint, backend=backend)
         y = (v + 2 * q - k).flatten(1)
         gates = {"twice": 2, "not at all": 0}.get(used, 1)
-        out = [gate(y, u.flatten(1), 0.0, joint=joint, backend=backend) for _ in range(gates)]
+        out = [gate(y, u.flatten(1), 0.0, buffer=joint, backend=backend) for _ in range(gates)]
         out += [y] if used == "not at all" else []
         out += [u.sin().flatten(1)] if used == "outside" else []
         loss = sum((i + 1) * x.square().sum() for i, x in enumerate(out))
@@ -155,12 +155,12 @@ def test_one_gradient_written_by_gate_and_activate(shape: tuple, used: str, devi
 
 def test_the_shared_gradient_is_not_copied(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the gate's backward has written is the projection's gradient, in the same memory; it is not kept after."""
-    joint, rooms = JointGradient(4 * 24), []
-    make = JointGradient.first_columns
-    monkeypatch.setattr(JointGradient, "first_columns", lambda *args: rooms.append(make(*args)) or rooms[-1])
+    joint, rooms = GradientBuffer(4 * 24), []
+    make = GradientBuffer.first_columns
+    monkeypatch.setattr(GradientBuffer, "first_columns", lambda *args: rooms.append(make(*args)) or rooms[-1])
     pre = torch.randn(6, 4 * 24, device=device, dtype=torch.bfloat16, requires_grad=True)
-    u, v, q, k = activate(pre, 3, joint=joint, backend="triton")
-    loss = gate((v + q + k).flatten(1), u.flatten(1), 0.0, joint=joint, backend="triton").float().square().sum()
+    u, v, q, k = silu_rotate(pre, 3, buffer=joint, backend="triton")
+    loss = gate((v + q + k).flatten(1), u.flatten(1), 0.0, buffer=joint, backend="triton").float().square().sum()
     (dpre,) = torch.autograd.grad(loss, pre)
     assert dpre.data_ptr() == rooms[0].data_ptr() and dpre.is_contiguous()
     assert not dpre.isnan().any() and joint._rows_TF is None
@@ -169,7 +169,7 @@ def test_the_shared_gradient_is_not_copied(device: str, monkeypatch: pytest.Monk
 def test_frequencies_that_do_not_learn(device: str) -> None:
     problem = Problem((6, 3, 8, 8), torch.float32, device)
     pre = problem.pre.float().to(device).requires_grad_()
-    out = activate(pre, 3, *problem.coords, Turns(*problem.freqs), backend="triton")
+    out = silu_rotate(pre, 3, *problem.coords, Turns(*problem.freqs), backend="triton")
     torch.autograd.backward(out, list(problem.grads.float().to(device)))
     assert torch.allclose(pre.grad.double().cpu(), problem.run("torch", torch.float64)[4], rtol=1e-5, atol=3e-6)
 
@@ -180,7 +180,7 @@ def test_far_from_zero(device: str) -> None:
     results = []
     for backend in ("torch", "triton"):
         pre, y = far.repeat(2, 4).requires_grad_(), torch.linspace(-2, 3, 32, device=device).view(2, 16)
-        u, v, q, k = activate(pre, 4, backend=backend)
+        u, v, q, k = silu_rotate(pre, 4, backend=backend)
         out = torch.stack([v.flatten(1), q.flatten(1), k.flatten(1), gate(y, u.flatten(1), backend=backend)])
         results.append((out, *torch.autograd.grad(out, pre, torch.ones_like(out))))
     for want, got in zip(*results, strict=True):
@@ -193,12 +193,12 @@ def test_any_coordinate_gives_a_rotation(device: str) -> None:
     pre = torch.randn(4, 4 * 8, generator=torch.Generator().manual_seed(0)).to(device)
     coords = torch.tensor([[2**62 + 12345, -(2**62) - 777, 2**53 + 1, 2**50 + 1]], device=device)
     freqs = torch.tensor([[1.37, -0.3, 0.77, 1e-3]], dtype=torch.float64, device=device)
-    _, _, *turned = activate(pre, 1, coords, coords, Turns(freqs, freqs), backend="triton")
-    _, _, *still = activate(pre, 1, backend="triton")
+    _, _, *turned = silu_rotate(pre, 1, coords, coords, Turns(freqs, freqs), backend="triton")
+    _, _, *still = silu_rotate(pre, 1, backend="triton")
     for a, b in zip(turned, still, strict=True):
         torch.testing.assert_close(a.unflatten(-1, (4, 2)).norm(dim=-1), b.unflatten(-1, (4, 2)).norm(dim=-1))
     nowhere = Turns(freqs * torch.nan, freqs * torch.nan)
-    assert all(x.isnan().all() for x in activate(pre, 1, coords, coords, nowhere, backend="triton")[2:])
+    assert all(x.isnan().all() for x in silu_rotate(pre, 1, coords, coords, nowhere, backend="triton")[2:])
 
 
 def test_no_tokens(device: str) -> None:
@@ -216,7 +216,7 @@ def test_reference_gradients() -> None:
     coords = torch.arange(3)[None]
     inputs = [x.requires_grad_() for x in (pre, freqs_q, freqs_k)]
     assert torch.autograd.gradcheck(
-        lambda x, fq, fk: activate(x, 2, coords, coords, Turns(fq, fk), backend="torch"), inputs
+        lambda x, fq, fk: silu_rotate(x, 2, coords, coords, Turns(fq, fk), backend="torch"), inputs
     )
 
 
@@ -236,7 +236,7 @@ def test_frequencies_linear_in_coefficients_are_formed_inside(shape: tuple, devi
         if not inside:
             turns, coords = Turns(*turns.frequencies()), [c - origin for c in coords]
         pre = problem.pre.to(device, torch.float32).requires_grad_()
-        out = activate(pre, problem.heads, *coords, turns, backend=backend)
+        out = silu_rotate(pre, problem.heads, *coords, turns, backend=backend)
         return [*out, *torch.autograd.grad(out, [pre, *deltas], problem.grads.to(device, torch.float32).unbind())]
 
     for got, want in zip(run("triton", inside=True), run("torch", inside=False), strict=True):

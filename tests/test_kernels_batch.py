@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trope.kernels.batch import Plan, Source, cut_tokens
+from trope.kernels.batch import BatchShape, Source, gather_batch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
@@ -28,14 +28,14 @@ def test_every_batch_of_an_epoch(backend: str, lengths: list[int]) -> None:
     for first in range(0, len(lengths), rows):
         chosen = source.order_W[first : first + rows].tolist()
         real = sum(lengths[w] - 1 for w in chosen)
-        plan = Plan(rows, max_len, real + 7, 4, spare_rows=2)
-        got = cut_tokens(source, plan, cursor, backend=backend)  # type: ignore[arg-type]
+        plan = BatchShape(rows, max_len, real + 7, 4, spare_rows=2)
+        got = gather_batch(source, plan, cursor, backend=backend)  # type: ignore[arg-type]
         assert cursor.item() == first + rows
         assert got.weight.item() == pytest.approx(1 / real)
         place = 0
         for row, w in enumerate(chosen):
             length = lengths[w] - 1
-            assert got.spans.starts_B[row] == place and got.spans.lengths_B[row] == length
+            assert got.bounds.starts_B[row] == place and got.bounds.lengths_B[row] == length
             here, event = slice(place, place + length), slice(int(source.starts_W[w]), int(source.ends_W[w]) - 1)
             following = slice(event.start + 1, event.stop + 1)
             assert torch.equal(got.items_T[here], source.items[event])
@@ -47,15 +47,15 @@ def test_every_batch_of_an_epoch(backend: str, lengths: list[int]) -> None:
         is_real = got.items_T != 0
         assert is_real.sum() == real and (got.candidates_TC[~is_real, 0] == 0).all()
         # Every token belongs to some row, and padding to rows of its own.
-        assert got.spans.lengths_B.sum() == plan.tokens and (got.spans.lengths_B <= max_len).all()
+        assert got.bounds.lengths_B.sum() == plan.tokens and (got.bounds.lengths_B <= max_len).all()
         assert (got.times_T[~is_real] == 0).all()
 
 
 def test_the_kernel_is_the_reference() -> None:
     source = make_source([4, 2, 6, 5])
-    plan = Plan(3, 5, 15, 2, spare_rows=3)
+    plan = BatchShape(3, 5, 15, 2, spare_rows=3)
     one, two = (
-        [cut_tokens(source, plan, cursor, backend=backend) for _ in range(2)]  # type: ignore[arg-type]
+        [gather_batch(source, plan, cursor, backend=backend) for _ in range(2)]  # type: ignore[arg-type]
         for backend, cursor in (
             ("torch", torch.zeros(1, dtype=torch.int64)),
             ("triton", torch.zeros(1, dtype=torch.int64)),
@@ -65,6 +65,6 @@ def test_the_kernel_is_the_reference() -> None:
         for name in ("items_T", "times_T", "query_times_T", "index_T", "weight"):
             assert torch.equal(getattr(got, name), getattr(expected, name)), name
         assert torch.equal(got.candidates_TC[:, 0], expected.candidates_TC[:, 0])
-        real = expected.spans.lengths_B > 0
-        assert torch.equal(got.spans.lengths_B, expected.spans.lengths_B)
-        assert torch.equal(got.spans.starts_B[real], expected.spans.starts_B[real])
+        real = expected.bounds.lengths_B > 0
+        assert torch.equal(got.bounds.lengths_B, expected.bounds.lengths_B)
+        assert torch.equal(got.bounds.starts_B[real], expected.bounds.starts_B[real])

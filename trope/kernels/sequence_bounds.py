@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Spans(NamedTuple):
+class SequenceBounds(NamedTuple):
     """Sequence b is the tokens starts[b] .. starts[b] + lengths[b].
 
     max_len: no sequence is longer; known without asking the device.
@@ -26,13 +26,13 @@ class Spans(NamedTuple):
     is_complete: bool = False
 
     @classmethod
-    def padded(cls, lengths_B: Tensor, max_len: int) -> Spans:
+    def padded(cls, lengths_B: Tensor, max_len: int) -> SequenceBounds:
         """Of a right-padded batch [B, max_len], flattened."""
         starts_B = torch.arange(len(lengths_B), device=lengths_B.device) * max_len
         return cls(starts_B, lengths_B, max_len, is_padded=True)
 
     @classmethod
-    def jagged(cls, offsets: Tensor, max_len: int) -> Spans:
+    def jagged(cls, offsets: Tensor, max_len: int) -> SequenceBounds:
         """Of sequences one behind the other, offsets [B + 1]."""
         return cls(offsets[:-1], offsets.diff(), max_len, is_complete=True)
 
