@@ -205,7 +205,7 @@ def test_attention_maps_are_what_the_model_computes(run: Path) -> None:
         with torch.no_grad():
             weights, _ = hstu_weights(block, x, delta, context, times=batch.times, looking_from=looking_from)
             _, normed = norm(x, delta, out_dtype=context.dtype)
-            _, v, q, k = block._activate(project(normed, block.uvqk), context)
+            _, v, q, k = block._silu_rotate(project(normed, block.uvqk), context)
             buckets = time_buckets(looking_from, batch.times, len(block.bias.time) - 1)
             bounds = SequenceBounds.padded(batch.lengths, len(q))
             expected = attention(q, k, v, bounds, block.max_len, block.bias.position, block.bias.time, buckets)

@@ -134,7 +134,7 @@ def test_one_output_and_strided_gradients(device: str) -> None:
 
 @pytest.mark.parametrize("used", ["once", "twice", "outside", "not at all"])
 @pytest.mark.parametrize("shape", [(1, 1, 8, 8), (7, 3, 30, 30), (5, 3, 7, 4), (9, 2, 8, 8), (0, 2, 8, 8)], ids=str)
-def test_one_gradient_written_by_gate_and_activate(shape: tuple, used: str, device: str) -> None:
+def test_one_gradient_written_by_gate_and_silu_rotate(shape: tuple, used: str, device: str) -> None:
     """Room shared with the gate changes no gradient, whatever else u is used for; backward may run again."""
     problem, results = Problem(shape, torch.float32, device), []
     _, H, D, _ = shape

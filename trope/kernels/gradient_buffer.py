@@ -10,11 +10,12 @@ from torch import Tensor
 
 
 class GradientBuffer:
-    """Room for the gradient of u, v, q and k side by side: the gate's backward writes u's columns, silu_rotate's the rest.
+    """Room for the gradient of u, v, q and k side by side: the gate's backward writes u's columns, silu_rotate's the
+    rest.
 
     One per forward of a block. The gate's backward, which runs first, makes the room and returns its first columns as
-    the gradient of u; silu_rotate's fills the others, if that is still the gradient it is given. It is not when u was used
-    elsewhere too and autograd has added gradients up: then `take` says so and silu_rotate copies.
+    the gradient of u; silu_rotate's fills the others, if that is still the gradient it is given. It is not when u was
+    used elsewhere too and autograd has added gradients up: then `take` says so and silu_rotate copies.
     """
 
     def __init__(self, width: int) -> None:
