@@ -21,9 +21,9 @@ from typing import Any
 from table_parts import ROOT, markdown, rows
 from tables_speed import SPEED
 
-from trope.config import read_toml
 from trope.experiments.recipes import Recipe, option
 from trope.experiments.report.comparison import seconds_per_epoch
+from trope.settings import read_toml
 
 PAGES = (
     "README.md", "docs/findings.md", "docs/method.md", "docs/results.md", "docs/reproduce.md", "docs/speed.md",

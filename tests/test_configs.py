@@ -13,9 +13,9 @@ import typer.main
 from data_logs import random_log, write_parquet
 
 from trope.cli.main import app
-from trope.config import from_dict, preset, read_toml, to_dict
 from trope.experiments.recipes import Recipe, find, option
 from trope.experiments.variants import choose, common_settings, settings_of_file
+from trope.settings import from_dict, preset, read_toml, to_dict
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs").glob("*.toml"))

@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from trope.config import read_toml
 from trope.experiments.variants import settings_of_file
+from trope.settings import read_toml
 
 CONFIGS = Path("configs")
 SOURCE = "SOURCE"

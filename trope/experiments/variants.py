@@ -13,8 +13,9 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from trope.config import PRESETS, Config, preset, read_toml
+from trope.config import PRESETS, Config
 from trope.experiments.pool import Variant
+from trope.settings import preset, read_toml
 
 _ATTENTION = ("rotary.readout=0",)
 _PRINTED = (*_ATTENTION, "rotary.phase=fp32", "rotary.conditioning=paper", "model.gate_floor=none")

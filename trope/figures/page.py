@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from trope.config import read_toml, to_dict
 from trope.figures.style import Drawn
 from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, write_text
+from trope.settings import read_saved_toml, to_dict
 
 _CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #f4f5f7; margin: 0; }
@@ -33,7 +33,7 @@ details summary { cursor: pointer; font-weight: 600; }
 def write_report(run: Path, pictures: Sequence[tuple[Drawn, bytes]], path: Path) -> Path:
     """Write the page to `path`, whole or not at all; pictures: each figure with its SVG."""
     name = run.resolve().name
-    data, config = read_data(run), to_dict(read_toml(run / CONFIG))
+    data, config = read_data(run), to_dict(read_saved_toml(run / CONFIG))
     model, rotary = config["model"], config["rotary"]
     about = (
         f"{model['block'].upper()}, rotary encoding: {rotary['kind']}; {model['blocks']} blocks, width "
@@ -99,7 +99,7 @@ def _results(metrics: dict[str, Any]) -> str:
 
 def _training(metrics: dict[str, Any], train: dict[str, Any]) -> list[tuple[str, str]]:
     sampled = ("negatives",) if train["loss"] == "sampled" else ()
-    rows = [(name, str(train[name])) for name in ("loss", *sampled, "batch", "lr", "frequency_lr", "seed")]
+    rows = [(name, str(train[name])) for name in ("loss", *sampled, "batch", "lr", "seed")]
     if not metrics:
         return rows
     seconds = float(metrics["seconds"])
