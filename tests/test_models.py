@@ -119,7 +119,7 @@ def test_outputs_and_items_are_unit_vectors(rng: torch.Generator) -> None:
 
 
 def test_hstu_block_is_its_definition(rng: torch.Generator) -> None:
-    """REFERENCE: norm, one projection, SiLU on all of it, u v q k, silu(q k^T + bias) / n, norm, times u, linear."""
+    """Norm, one projection, SiLU on all of it, u v q k, silu(q k^T + bias) / n, norm, times u, linear."""
     config = ModelConfig(width=6, heads=2, head_dim=3, max_len=5, dropout=0.0)
     torch.manual_seed(0)
     block = HSTUBlock(config, None, stream=1)

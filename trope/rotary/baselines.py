@@ -25,7 +25,7 @@ class TORoPE(Rotary):
     """Time-and-order RoPE (arXiv 2510.20455): angle_p = (1 - g_p) a_index i w_p + g_p a_time tau v_p, tau = t / unit.
 
     Query and key share the angle function, so only differences matter: time-translation invariant (Remark 2). The
-    original leaves bases, units and gains open; the defaults here are DESIGN choices, each an argument.
+    original leaves bases, units and gains open; the defaults here are our choices, each an argument.
 
     Args:
         head_dim, rotary_dim, layout, backend, check_values: as in TRoPE.
