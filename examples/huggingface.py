@@ -4,7 +4,7 @@
 
 Llama gives one cos and sin to every layer and rotates query and key alike. T-RoPE rotates them differently and learns
 in every layer. So this example makes Llama's own rotary the identity, and each layer rotates inside its attention
-function, which Transformers lets us register by name. `times` reaches that function as a keyword of the model's forward.
+function, which Transformers lets us register by name. `times` reaches it as a keyword of the model's forward.
 """
 
 import torch
