@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 export TRITON_INTERPRET ?= 1
 # Two processes; a file's tests stay in one process, because they share fixtures.
 PARALLEL := -n 2 --dist loadfile
-# The tests of `make quick`: the maths, the kernels' main operator, the store, the loss, the metrics, the config, the docs.
-QUICK := $(addprefix tests/test_,rotation.py theory.py phases.py query_times.py modules.py readout.py models.py \
-  kernels_norm.py kernels_embed.py loss.py metrics.py data_sequences.py data_protocols.py configs.py atomic.py docs.py)
+# The tests of `make quick`: the maths, its modules and kernel, the models, the loss, the store, the pages.
+QUICK := $(patsubst %,tests/test_%.py,rotation theory phases query_times modules readout models loss data_sequences \
+  data_protocols atomic docs)
 
 .PHONY: setup demo reproduce quick test lint unit test-spark clean
 .DEFAULT_GOAL := test
@@ -34,10 +34,7 @@ reproduce: setup
 	  $(if $(JOBS),--jobs $(JOBS)) $(if $(SEEDS),--seeds $(SEEDS)) $(foreach setting,$(SET),--set $(setting))
 
 # Under a minute on two idle cores.
-quick: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+quick: lint
 	$(BIN)/python -m pytest $(PARALLEL) --durations=3 $(QUICK)
 
 # Under seven minutes on two idle cores.
