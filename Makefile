@@ -8,7 +8,8 @@ export TRITON_INTERPRET ?= 1
 PARALLEL := -n 2 --dist loadfile
 # The tests of `make quick`: the maths, its modules and kernel, the models, the loss, the store, the pages.
 QUICK := $(patsubst %,tests/test_%.py,rotation theory phases query_times modules readout models loss data_sequences \
-  data_protocols atomic docs)
+  data_protocols atomic docs) --deselect 'tests/test_phases.py::test_circular_phase_error_against_rationals[triton]' \
+  --deselect tests/test_modules.py::test_compile_fullgraph
 
 .PHONY: setup demo reproduce quick test lint unit test-spark clean
 .DEFAULT_GOAL := test
