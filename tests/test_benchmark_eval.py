@@ -78,8 +78,6 @@ def test_the_timed_model_is_the_model(device: str) -> None:
     data = generate(TINY, TINY.users, full=True, device=torch.device(device))
     model = benchmark_eval.make_model(TINY, data)
     timed = benchmark_eval.Timed(model, device)
-    plain, watched = (
-        evaluate(m, data, "test", benchmark_eval.EvalConfig(), TINY.max_len, backend="torch") for m in (model, timed)
-    )
+    plain, watched = (evaluate(m, data, "test", "none", TINY.max_len, backend="torch") for m in (model, timed))
     assert plain.ranks.tolist() == watched.ranks.tolist()
     assert timed.seconds() > 0

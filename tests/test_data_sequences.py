@@ -61,7 +61,7 @@ def test_windows_equal_a_plain_loop_padded_and_jagged(rows: list[Event], max_len
         data = prepared(log, Path(path) / "out")
         expected = naive_windows(data, max_len, stride)
         windows = data.train_windows(max_len, stride)
-        batch, jagged = data.cut(windows, max_len), data.cut_jagged(windows)
+        batch, jagged = data.training_batch(windows, max_len), data.training_batch_jagged(windows)
         assert batch.lengths.tolist() == [len(window) - 1 for window in expected]
         assert jagged.offsets.diff().tolist() == batch.lengths.tolist()
         for row, window in enumerate(expected):
@@ -81,7 +81,7 @@ def test_windows_equal_a_plain_loop_padded_and_jagged(rows: list[Event], max_len
 
 
 def test_full_stride_makes_every_event_a_target_once(data: Sequences) -> None:
-    batch = data.cut_jagged(data.train_windows(4, stride=4))
+    batch = data.training_batch_jagged(data.train_windows(4, stride=4))
     expected = [event for user in range(data.num_users) for event in training_events(data, user)[1:]]
     found = zip(batch.targets.tolist(), batch.target_times.tolist(), strict=True)
     assert sorted(found) == sorted(expected)
@@ -93,7 +93,7 @@ def test_an_epoch_holds_every_window_once_in_a_seeded_order(data: Sequences) -> 
         return [row for batch in data.train_batches(5, 7, generator=generator) for row in batch.items.tolist()]
 
     assert epoch(1) == epoch(1) != epoch(2)
-    assert sorted(epoch(1)) == sorted(data.cut(data.train_windows(5), 5).items.tolist())
+    assert sorted(epoch(1)) == sorted(data.training_batch(data.train_windows(5), 5).items.tolist())
     assert all(len(batch.items) == 7 for batch in data.train_batches(5, 7, drop_last=True))
 
 
@@ -123,6 +123,40 @@ def test_seen_items_by_filter(data: Sequences) -> None:
             assert items[offsets[row] : offsets[row + 1]].tolist() == data.items[max(start, end - size) : end].tolist()
     with pytest.raises(ValueError, match="filter_seen must be one of"):
         data.seen("test", users, 4, "all")
+
+
+@QUICK
+@given(rows=events(min_size=30), max_len=st.integers(1, 8), back=st.integers(0, 3))
+def test_histories_before_a_moment_equal_a_plain_loop(rows: list[Event], max_len: int, back: int) -> None:
+    """One moment for all and one for each user, at the very second of an event or beside it."""
+    with tempfile.TemporaryDirectory() as path:
+        log = write_parquet(Path(path) / "log.parquet", [*rows, *[(1, n, rows[0][2]) for n in (1, 2, 3)]])
+        data = prepared(log, Path(path) / "out")
+        users = torch.arange(data.num_users).flip(0)
+        own = [slice(*data.offsets[user : user + 2].tolist()) for user in users]
+        moments = torch.stack([data.times[span][-min(back, len(data.times[span]))] for span in own]) + back % 2
+        for moment in (moments, int(moments[0]), 0, 2**40):
+            counts = data.count_before(users, moment)
+            limits = torch.as_tensor(moment).expand(len(users))
+            known = [
+                [pair for pair in zip(data.items[span].tolist(), data.times[span].tolist(), strict=True) if pair[1] < t]
+                for span, t in zip(own, limits.tolist(), strict=True)
+            ]
+            assert counts.tolist() == [len(pairs) for pairs in known]
+            items, times, offsets = data.whole_histories(users, counts)
+            assert list(zip(items.tolist(), times.tolist(), strict=True)) == [pair for pairs in known for pair in pairs]
+            assert offsets.diff().tolist() == counts.tolist()
+            some = counts > 0
+            history = data.histories(users[some], counts[some], max_len)
+            for row, pairs in enumerate(pairs[-max_len:] for pairs in known if pairs):
+                padding = max_len - len(pairs)
+                assert history.items_BL[row].tolist() == [item for item, _ in pairs] + [0] * padding
+                assert history.times_BL[row].tolist() == [time for _, time in pairs] + [pairs[-1][1]] * padding
+                assert history.lengths_B[row] == len(pairs)
+
+
+def test_nobody_has_no_events(data: Sequences) -> None:
+    assert data.count_before(torch.tensor([], dtype=torch.int64), 5).tolist() == []
 
 
 def test_holdout_and_baskets_have_sets_of_positives(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from trope.cli.main import app
-from trope.config import EvalConfig
 from trope.data.protocols import Protocol
 from trope.data.sequences import EvalBatch, Sequences
-from trope.evaluate import ranking_dot, saved_ranks
+from trope.evaluate import saved_ranks
 from trope.evaluate.baselines import MostPopular, RecentlyPopular
 from trope.evaluate.evaluation import evaluate, rank_users
+from trope.evaluate.ranking import user_batches
 from trope.kernels.ranking import Catalogue
 from trope.models.recommender import SequentialRecommender
 from trope.runs import DATA, write_json
@@ -129,7 +129,7 @@ def test_a_models_ranks_equal_a_plain_loop(
 
     expected = naive_ranks(data, split, score, filter_seen)
     model.vectors = model.vectors.to(device)
-    found = evaluate(model, data.to(device), split, EvalConfig(filter_seen, batch=7), MAX_LEN, backend=backend)
+    found = evaluate(model, data.to(device), split, filter_seen, MAX_LEN, backend=backend, batch=7)
     assert_ranks(found, expected)
     assert model.training  # left as it was
     assert found.metrics["HR@200"] == 1
@@ -149,12 +149,10 @@ def test_baselines_equal_a_plain_loop(data: Sequences, split: str) -> None:
         last = [item for item, time in known if t_now - hours * 3_600 <= time < t_now]
         return {item: (last.count(item), training.count(item)) for item in items}
 
-    config = EvalConfig("history", batch=7)
-    assert_ranks(
-        rank_users(MostPopular(data), data, split, config, MAX_LEN), naive_ranks(data, split, popular, "history")
-    )
+    found = rank_users(MostPopular(data), data, split, "history", MAX_LEN, batch=7)
+    assert_ranks(found, naive_ranks(data, split, popular, "history"))
     for tile, hours in ((1, 24), (40, 24), (10_000, 24), (40, 1)):
-        found = rank_users(RecentlyPopular(data, split, hours), data, split, config, MAX_LEN, tile=tile)
+        found = rank_users(RecentlyPopular(data, split, hours), data, split, "history", MAX_LEN, tile=tile, batch=7)
         assert_ranks(found, naive_ranks(data, split, recent, "history"))
 
 
@@ -165,7 +163,7 @@ def test_tiles_and_batches_of_any_size_give_the_same_ranks(data: Sequences) -> N
         return lambda first, last: table[batch.users, first:last].float()
 
     results = [
-        rank_users(scorer, data, "test", EvalConfig("window", batch), MAX_LEN, tile=tile)
+        rank_users(scorer, data, "test", "window", MAX_LEN, tile=tile, batch=batch)
         for batch, tile in ((1, 1), (3, 7), (5, 64), (512, 1 << 20))
     ]
     for result in results[1:]:
@@ -179,33 +177,33 @@ def test_the_kernels_batches_of_any_size_give_the_same_ranks(
 ) -> None:
     model = Toy(data.num_items)
     model.vectors = torch.randn(model.vectors.shape, generator=torch.Generator().manual_seed(3)).to(device)
-    expected = evaluate(model, data.to(device), "valid", EvalConfig("history"), MAX_LEN, backend=kernel)
+    expected = evaluate(model, data.to(device), "valid", "history", MAX_LEN, backend=kernel)
     for name, limit in zip(("TOKENS", "ROWS", "CELLS"), limits, strict=True):
-        monkeypatch.setattr(ranking_dot, name, limit)
-    monkeypatch.setattr(ranking_dot, "_ROUND", 2)
-    found = evaluate(model, data.to(device), "valid", EvalConfig("history"), MAX_LEN, backend=kernel)
+        monkeypatch.setattr(user_batches, name, limit)
+    monkeypatch.setattr(user_batches, "_ROUND", 2)
+    found = evaluate(model, data.to(device), "valid", "history", MAX_LEN, backend=kernel)
     np.testing.assert_array_equal(found.places.better, expected.places.better)
     np.testing.assert_array_equal(found.places.ties, expected.places.ties)
 
 
 def test_a_batch_reads_nothing_back(data: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU each of these calls would wait for everything before it: none happens between two batches."""
-    monkeypatch.setattr(ranking_dot, "ROWS", 8)
-    monkeypatch.setattr(ranking_dot, "places", lambda users, catalogue, rows, *rest: (rows.int(), rows.int()))
-    plan = ranking_dot.Plan(data, "test", "window", MAX_LEN)
+    monkeypatch.setattr(user_batches, "ROWS", 8)
+    monkeypatch.setattr(user_batches, "places", lambda users, catalogue, rows, *rest: (rows.int(), rows.int()))
+    users = user_batches.UserBatches(data, "test", "window", MAX_LEN)
     model = Toy(data.num_items).eval()
     catalogue = Catalogue.of(model.vectors, "torch")
     seen = []
 
-    class LiveTable(TorchDispatchMode):
+    class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.append(func.overloadpacket.__name__)
             assert seen[-1] != "repeat_interleave" or kwargs["output_size"] is not None
             return func(*args, **(kwargs or {}))
 
-    with LiveTable():
-        for batch in plan.batches():
-            plan.places(plan.encode(model.encode_last, batch), catalogue, batch)
+    with Recorder():
+        for batch in users:
+            users.places(users.encode(model.encode_last, batch), catalogue, batch)
     assert len(seen) > 50
     assert not {"_local_scalar_dense", "nonzero", "_unique2", "masked_select", "is_nonzero", "equal"} & set(seen)
 
@@ -215,7 +213,7 @@ def test_the_kernel_and_the_tiles_agree_to_four_decimals(data: Sequences, device
     model = SequentialRecommender(preset("hstu-trope", TINY), data.num_items, data.time_span).to(device)
     here = data.to(device)
     tiles, kernel = (
-        evaluate(model, here, "test", EvalConfig("window"), MAX_LEN, backend=backend) for backend in ("torch", "triton")
+        evaluate(model, here, "test", "window", MAX_LEN, backend=backend) for backend in ("torch", "triton")
     )
     assert tiles.metrics.keys() == kernel.metrics.keys()
     for name, value in tiles.metrics.items():
@@ -234,20 +232,20 @@ def test_histories_are_encoded_under_autocast_only_if_asked(data: Sequences, bac
 
     model, here = Asked(data.num_items), data.to(device)
     model.vectors = model.vectors.to(device)
-    exact = evaluate(model, here, "test", EvalConfig(), MAX_LEN, backend=backend)
+    exact = evaluate(model, here, "test", "none", MAX_LEN, backend=backend)
     assert set(modes) == {False}
     modes.clear()
-    coarse = evaluate(model, here, "test", EvalConfig(), MAX_LEN, precision="bf16", backend=backend)
+    coarse = evaluate(model, here, "test", "none", MAX_LEN, precision="bf16", backend=backend)
     assert set(modes) == {torch.bfloat16}
     np.testing.assert_array_equal(coarse.ranks, exact.ranks)  # there is nothing to round in a toy
     with pytest.raises(ValueError, match="precision must be 'auto', 'fp32' or 'bf16', got 'fp8'"):
-        evaluate(model, here, "test", EvalConfig(), MAX_LEN, precision="fp8")  # type: ignore[arg-type]
+        evaluate(model, here, "test", "none", MAX_LEN, precision="fp8")  # type: ignore[arg-type]
 
 
 def test_a_collapsed_model_scores_like_guessing(data: Sequences, backend: Any, device: str) -> None:
     model = Toy(data.num_items)
     model.vectors = torch.full_like(model.vectors, 1 / 3).to(device)
-    found = evaluate(model, data.to(device), "test", EvalConfig(), MAX_LEN, backend=backend)
+    found = evaluate(model, data.to(device), "test", "none", MAX_LEN, backend=backend)
     assert set(found.ranks) == {(data.num_items + 1) / 2}
     assert found.metrics["Recall@10"] == pytest.approx(10 / data.num_items)
 
@@ -262,28 +260,28 @@ def test_outputs_that_are_not_finite_are_refused(data: Sequences, backend: Any, 
     model = Broken(data.num_items)
     model.vectors = model.vectors.to(device)
     with pytest.raises(ValueError, match=r"outputs contain NaN or infinity.*train again"):
-        evaluate(model, data.to(device), "test", EvalConfig(), MAX_LEN, backend=backend)
+        evaluate(model, data.to(device), "test", "none", MAX_LEN, backend=backend)
 
 
 def test_a_broken_or_foreign_model_is_refused(data: Sequences) -> None:
     model = Toy(data.num_items)
     model.vectors[3] = torch.nan
     with pytest.raises(ValueError, match=r"item vectors contain NaN.*train again"):
-        evaluate(model, data, "test", EvalConfig(), MAX_LEN)
+        evaluate(model, data, "test", "none", MAX_LEN)
     assert model.training
     with pytest.raises(ValueError, match=r"knows 99 items .* has 15: another catalogue"):
-        evaluate(Toy(99), data, "test", EvalConfig(), MAX_LEN)
+        evaluate(Toy(99), data, "test", "none", MAX_LEN)
 
 
 def test_coarse_matmul_settings_do_not_reach_the_scores(data: Sequences) -> None:
     model = Toy(data.num_items)
     model.vectors = torch.randn(model.vectors.shape, generator=torch.Generator().manual_seed(2))
-    expected = evaluate(model, data, "test", EvalConfig(), MAX_LEN).ranks
+    expected = evaluate(model, data, "test", "none", MAX_LEN).ranks
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            np.testing.assert_array_equal(evaluate(model, data, "test", EvalConfig(), MAX_LEN).ranks, expected)
+            np.testing.assert_array_equal(evaluate(model, data, "test", "none", MAX_LEN).ranks, expected)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
@@ -318,7 +316,7 @@ def test_the_command_prints_saves_and_writes_json(data: Sequences, tmp_path: Pat
     assert about.filter_seen == "window"
     assert result.metrics == written["metrics"]["my-run"]
     model = SequentialRecommender.from_pretrained(run / "best")
-    again = evaluate(model, data, "test", EvalConfig("window"), MAX_LEN)
+    again = evaluate(model, data, "test", "window", MAX_LEN)
     np.testing.assert_array_equal(result.ranks, again.ranks)
     np.testing.assert_array_equal(result.places.better, again.places.better)
     assert f"{100 * again.metrics['MRR']:.2f}" in said

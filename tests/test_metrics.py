@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trope.evaluate.metrics import Places, average, bootstrap, paired_bootstrap, per_user
-from trope.evaluate.ranking import Cells, place
+from trope.evaluate.ranking import Cells, count_places
 
 CUTOFFS = (1, 2, 3, 10)
 Case = tuple[list[int], set[int]]  # scores of items 1, 2, .. and the positives
@@ -145,7 +145,9 @@ def test_counting_in_tiles_equals_a_loop(users: list[Case], tile: int) -> None:
     missing = [(row, item) for row, (scores, _) in enumerate(users) for item in range(len(scores) + 1, items + 1)]
     positives = [(row, item) for row, (_, chosen) in enumerate(users) for item in sorted(chosen)]
     cells, left_out = (Cells(*torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T) for pairs in (positives, missing))
-    better, ties = place(lambda first, last: table[:, first:last].clone(), items, cells, left_out, len(users), tile)
+    better, ties = count_places(
+        lambda first, last: table[:, first:last].clone(), items, cells, left_out, len(users), tile
+    )
     expected = places_of(users)
     np.testing.assert_array_equal(better, expected.better)
     np.testing.assert_array_equal(ties, expected.ties)

@@ -122,7 +122,7 @@ def test_batches_are_the_stores_own(backend: str) -> None:
     windows = feed.windows
     order = torch.arange(len(windows.starts))
     source = Source(data.items, data.times, windows.starts, windows.ends, order, feed.following)
-    expected = data.cut(windows, 8, feed.following)
+    expected = data.training_batch(windows, 8, feed.following)
     plan = BatchShape(len(order), 8, int(expected.lengths.sum()), 2)
     got = gather_batch(source, plan, torch.zeros(1, dtype=torch.int64), backend)  # type: ignore[arg-type]
     valid = torch.arange(8) < expected.lengths[:, None]

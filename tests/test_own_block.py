@@ -66,7 +66,7 @@ def test_it_lives_from_training_to_answer(decay: Config, readout: str, tmp_path:
     assert len(losses) == 6
     model = SequentialRecommender.from_pretrained(run / "best")
     assert isinstance(model.blocks[0], DecayBlock) and (model.readout is None) == (readout == "0")
-    again = evaluate(model, data, "test", config.eval, config.model.max_len)
+    again = evaluate(model, data, "test", config.eval.filter_seen, config.model.max_len)
     assert again.metrics == summary["test"]
     users = slice(int(data.offsets[0]), int(data.offsets[1]))
     events = data.items[users].numpy().astype(np.int64), data.times[users].numpy()

@@ -16,8 +16,6 @@ import pyarrow as pa
 import pytest
 import torch
 from data_logs import START, prepared, random_log, write_parquet
-from hypothesis import given
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from trope.cli.main import app
@@ -26,7 +24,7 @@ from trope.data.sequences import Sequences
 from trope.models.recommender import SequentialRecommender
 from trope.runs import open_run
 from trope.serve.moments import unix_seconds
-from trope.serve.recommender import Histories, Recommender, best_items
+from trope.serve.recommender import Histories, Recommender
 from trope.settings import preset
 
 NOW = START + 2_000_000
@@ -37,10 +35,16 @@ TINY = [f"model.max_len={MAX_LEN}", "model.width=16", "model.heads=2", "model.he
 def make_run(data: Sequences, run: Path) -> Path:
     """A run folder as training leaves it, with a model that has learned nothing."""
     torch.manual_seed(0)
-    config = preset("hstu-trope", [*TINY, "eval.batch=3"])
+    config = preset("hstu-trope", TINY)
     open_run(run, data, config, resume=False)
     SequentialRecommender(config, data.num_items, data.time_span).save_pretrained(run / "best")
     return run
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several batches for the few users here."""
+    monkeypatch.setattr("trope.serve.recommender.USERS_AT_A_TIME", 3)
 
 
 @pytest.fixture(scope="module")
@@ -250,19 +254,35 @@ def test_a_history_has_an_event(recommender: Recommender, offsets: list[int]) ->
         recommender.rank(histories, np.full(len(offsets) - 1, NOW))
 
 
-@given(
-    st.lists(st.lists(st.sampled_from([-1.0, -0.5, -0.0, 0.0, 0.5, 1.0]), min_size=6, max_size=6), min_size=1),
-    st.integers(1, 6),
-)
-def test_equal_scores_are_ordered_by_item(rows: list[list[float]], k: int) -> None:
-    expected = [sorted(range(6), key=lambda column: -row[column])[:k] for row in rows]
-    assert best_items(torch.tensor(rows), k).tolist() == expected
+@pytest.mark.parametrize("moments", [[NOW], [NOW] * 3, [[NOW] * 2], []], ids=str)
+def test_every_history_needs_a_moment(recommender: Recommender, moments: Any) -> None:
+    histories = Histories(np.array([1, 2, 3]), START + np.arange(3), np.array([0, 2, 3]))
+    with pytest.raises(ValueError, match="one moment for each of 2 histories, got shape"):
+        recommender.rank(histories, np.array(moments, np.int64))
 
 
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40))
-def test_all_floats_are_ordered(row: list[float]) -> None:
-    expected = sorted(range(len(row)), key=lambda column: -row[column])
-    assert best_items(torch.tensor([row], dtype=torch.float32), len(row))[0].tolist() == expected
+def test_a_diverged_model_is_refused(data: Sequences, run: Path) -> None:
+    histories = Histories(np.array([1, 2]), START + np.arange(2), np.array([0, 2]))
+    broken = Recommender.from_pretrained(run, device="cpu")
+    for block in broken.model.blocks.parameters():
+        block.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"outputs contain NaN or infinity.*train again"):
+        broken.rank(histories, np.array([NOW]))
+    broken.model.items.weight.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="item vectors contain NaN"):
+        Recommender(broken.model, broken.catalogue, "cpu")
+
+
+def test_histories_of_a_dataset_end_before_the_moment(data: Sequences) -> None:
+    users = torch.tensor([5, 0, 7])
+    counts = data.count_before(users, torch.tensor([NOW, START + 900_000, START + 500_000]))
+    histories = Histories.of(data, users, counts)
+    assert np.diff(histories.offsets).tolist() == counts.tolist()
+    for row, (user, count) in enumerate(zip(users.tolist(), counts.tolist(), strict=True)):
+        own = slice(int(data.offsets[user]), int(data.offsets[user]) + count)
+        part = slice(*histories.offsets[row : row + 2])
+        assert histories.items[part].tolist() == data.items[own].tolist()
+        assert histories.times[part].tolist() == data.times[own].tolist()
 
 
 def test_integer_items(tmp_path: Path) -> None:

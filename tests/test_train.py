@@ -144,7 +144,7 @@ def test_a_table_updated_in_pieces_is_the_same(data: Sequences, monkeypatch: pyt
 
 def test_an_epoch_has_every_window_once_in_an_order_of_its_own(data: Sequences) -> None:
     feed = Feed(data, tiny(), Group(0, 1, CPU))
-    whole = data.cut(feed.windows, 8)
+    whole = data.training_batch(feed.windows, 8)
     orders = []
     for epoch in (0, 1):
         batches = [feed(epoch, index, index).batch for index in range(feed.steps)]

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from trope.bench.shapes import Shape, find_shape, generate
 from trope.bench.tools import make_console, measure_ceilings, write_rows
-from trope.config import EvalConfig
 from trope.data.sequences import Sequences
 from trope.environment import describe
 from trope.evaluate.evaluation import Model, Precision, evaluate
@@ -140,13 +139,13 @@ def measure(
     device, users = data.device.type, data.num_users
     for few in (2048, 2047):  # round sizes and others are compiled apart
         warm = first_users(data, min(users, few))
-        evaluate(model, warm, "test", EvalConfig(), shape.max_len, precision=precision, backend=backend)
+        evaluate(model, warm, "test", "none", shape.max_len, precision=precision, backend=backend)
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     timed = Timed(model, device)
     start = time.perf_counter()
-    evaluate(timed, data, "test", EvalConfig(), shape.max_len, precision=precision, backend=backend)
+    evaluate(timed, data, "test", "none", shape.max_len, precision=precision, backend=backend)
     total = time.perf_counter() - start  # evaluate ends with the transfer of the counts, so nothing is still under way
     encode = timed.seconds()
     scale = shape.users / users

@@ -44,10 +44,10 @@ def evaluate(
     chosen = choose_device(device)
     model, store = model.to(chosen), store.to(chosen)
     max_len = config.model.max_len
-    ours = evaluate_model(model, store, split, config.eval, max_len, progress=True)
+    ours = evaluate_model(model, store, split, config.eval.filter_seen, max_len, progress=True)
     results = {run.resolve().name: ours}
     for name, scorer in baselines(store, split).items():
-        results[name] = rank_users(scorer, store, split, config.eval, max_len, progress=True)
+        results[name] = rank_users(scorer, store, split, config.eval.filter_seen, max_len, progress=True)
     about = saved_ranks.About.of(store, split, config)
     saved = saved_ranks.save(run, ours, about)
     _show(results, f"{store.path.name}, {about.protocol}, {split}, filter_seen {about.filter_seen}")

@@ -50,7 +50,7 @@ def recommend(
 
 def _history(data: Sequences, user: str, moment: int) -> Histories:
     """The user's events up to the moment."""
-    import numpy as np
+    import torch
 
     from trope.serve.recommender import Histories
 
@@ -59,13 +59,12 @@ def _history(data: Sequences, user: str, moment: int) -> Histories:
     if ids is None or row is None:
         shown = f"; its users go from {ids[0]!r} to {ids[len(ids) - 1]!r}" if ids is not None else ""
         raise ValueError(f"{data.path} has no user {user!r} among its {data.num_users:,}{shown}")
-    events = slice(int(data.offsets[row]), int(data.offsets[row + 1]))
-    times = data.times[events].numpy()
-    known = int(np.searchsorted(times, moment, side="right"))
-    if known == 0:
-        raise ValueError(f"user {user} has no event until {_date(moment)}, the first is at {_date(int(times[0]))}")
-    items = data.items[events].numpy().astype(np.int64)
-    return Histories(items[:known], times[:known], np.array([0, known]))
+    users = torch.tensor([row])
+    counts = data.count_before(users, moment + 1)  # an event of this very second has happened
+    if not int(counts):
+        first = _date(int(data.times[data.offsets[row]]))
+        raise ValueError(f"user {user} has no event until {_date(moment)}, the first is at {first}")
+    return Histories.of(data, users, counts)
 
 
 def _date(moment: int) -> str:

@@ -1,8 +1,8 @@
-"""The user's next later time: what an event is to predict where several share a time and their order says nothing.
+"""Targets for `model.predicts = "next-moment"`: an event predicts an event of the user's next later time.
 
-A basket is one moment: its lines are in the order of the file, often sorted by product, and "the next line" is then a
-pattern of the file and not of the buyer. `model.predicts = "next-moment"` takes an event's target from the events of
-the user's next later time instead, one of them drawn anew each epoch.
+All lines of a basket share one time. Their order is that of the file, often sorted by product, so "the next line" is a
+pattern of the file and not of the buyer. Instead, each epoch draws one event of the user's next later time as the
+target.
 
 Shapes: N events, U users.
 """
@@ -18,9 +18,10 @@ from trope.data.sequences import Sequences
 
 
 class Moments(NamedTuple):
-    """Of each training event the events of its user's next later time, as a range; events without one are their own.
+    """For each training event, the range of events at its user's next later time.
 
-    inputs: how many of each user's training events have a later one, all but those of the last moment.
+    first, size: the range. An event without a later one has itself as its range. inputs: how many of each user's
+    training events have a later one, which is all but those of the last moment.
     """
 
     first: Tensor  # [N] int64
@@ -34,7 +35,7 @@ class Moments(NamedTuple):
 
 
 def next_moments(data: Sequences) -> Moments:
-    """Among training events only: a moment ends where a user's training does, though the split may lie within it."""
+    """The next moments of all training events. A moment ends where a user's training ends, even inside a basket."""
     total, device = data.num_events, data.device
     place_N = torch.arange(total, device=device)
     begins_U, train_end_U = data.offsets[:-1], data.train_end.long()

@@ -1,10 +1,9 @@
-"""The store: a prepared dataset on one device, and batches cut from it by index arithmetic.
+"""`Sequences`: a prepared dataset on one device, and the batches of training, evaluation and serving cut from it.
 
-torch and numpy only. Arrays are memory-mapped until `to(device)` copies them; a batch is then a few gathers on that
-device, without a Python loop over sequences. Batches are right-padded: padded items are 0, padded times repeat the
-row's last time (a time of 0 would be a gap of decades, and times stay sorted).
+It needs torch and numpy only. Arrays are memory-mapped until `to(device)` copies them. `Sequences` knows where each
+user's events and splits begin and end; `trope.data.windows` cuts the histories.
 
-Shapes: B batch, L positions, T jagged tokens, W windows, S positives.
+Shapes: B batch, L positions, T jagged tokens, U all users, W windows, S positives.
 """
 
 from __future__ import annotations
@@ -19,14 +18,23 @@ import torch
 from trope.data import folder as files
 from trope.data.catalogue import write_catalogue
 from trope.data.protocols import Protocol
+from trope.data.windows import (
+    History,
+    Windows,
+    check_max_len,
+    flatten_ranges,
+    last_events,
+    masked_items,
+    padded_places,
+    seen_counts,
+)  # fmt: skip
 from trope.runs import read_data
 
 SPLITS = ("valid", "test")
-FILTERS = ("none", "window", "history")
 
 
 class Batch(NamedTuple):
-    """Training inputs and, at each position, the next event: what it was and when (the query's time)."""
+    """Training inputs, and for each position the event to predict: its item, and its time (the query's time)."""
 
     items: torch.Tensor  # [B, L] int64, 0 is padding
     times: torch.Tensor  # [B, L] int64 Unix seconds
@@ -36,7 +44,7 @@ class Batch(NamedTuple):
 
 
 class Jagged(NamedTuple):
-    """The same batch without padding: row b is tokens offsets[b] .. offsets[b+1]."""
+    """A training batch without padding: row b is tokens offsets[b] .. offsets[b+1]."""
 
     items: torch.Tensor  # [T]
     times: torch.Tensor  # [T]
@@ -46,7 +54,10 @@ class Jagged(NamedTuple):
 
 
 class EvalBatch(NamedTuple):
-    """Histories, the moment to recommend for, and what the users then chose (row b: positive_offsets[b] .. [b+1])."""
+    """Histories, the moment to recommend for, and the items the users then chose (the positives).
+
+    Row b owns positives positive_offsets[b] .. positive_offsets[b+1].
+    """
 
     users: torch.Tensor  # [B]
     items: torch.Tensor  # [B, L]
@@ -56,17 +67,6 @@ class EvalBatch(NamedTuple):
     positives: torch.Tensor  # [S]
     positive_times: torch.Tensor  # [S]
     positive_offsets: torch.Tensor  # [B+1]
-
-
-class Windows(NamedTuple):
-    """Training windows as ranges of events; a window's last event is a target only."""
-
-    starts: torch.Tensor  # [W]
-    ends: torch.Tensor  # [W]
-
-    def take(self, index: torch.Tensor) -> Windows:
-        """The windows at `index`."""
-        return Windows(self.starts[index], self.ends[index])
 
 
 class Sequences:
@@ -94,7 +94,7 @@ class Sequences:
 
     @classmethod
     def of_run(cls, run: Path, path: Path | None = None) -> Sequences:
-        """The dataset that a run was trained on, and no other: dense ids only mean something in their own.
+        """Open the dataset that a run was trained on; another one is refused, since dense ids differ by dataset.
 
         path: where the dataset is now, if it has moved since.
         """
@@ -115,7 +115,7 @@ class Sequences:
     def leave_one_out(
         cls, items: torch.Tensor, times: torch.Tensor, offsets: torch.Tensor, num_items: int, name: Path
     ) -> Sequences:
-        """Events that are in memory already, split `loo-strict`; for benchmarks and tests, nothing is checked.
+        """Events that are in memory already, split `loo-strict`. For benchmarks and tests: nothing is checked.
 
         items: int32, 1 .. num_items. times: int64 Unix seconds, rising within a user. offsets: [U+1].
         """
@@ -128,7 +128,7 @@ class Sequences:
         return cls(name, meta, {"items": items, "times": times, "offsets": offsets, "splits": splits})
 
     def describe(self) -> dict[str, Any]:
-        """What identifies the dataset, and where it is: a run records it in data.json."""
+        """What identifies the dataset, and its path. A run records it in data.json."""
         return {
             "path": str(self.path.resolve()),
             "checksum": self.meta["checksum"],
@@ -147,7 +147,7 @@ class Sequences:
         return Sequences(self.path, self.meta, {name: tensor.to(device) for name, tensor in self._tensors.items()})
 
     def with_validation(self) -> Sequences:
-        """The same data, with the events of validation among those to train on, and no more validation."""
+        """The same data with validation events moved into training; the validation split is then empty."""
         if bool((self.valid_end > self.test_start).any()):
             raise ValueError(
                 f"{self.path} validates on test events (protocol {self.protocol.name}), so training on validation too "
@@ -200,7 +200,7 @@ class Sequences:
         from the last. With `stride=max_len` every training event but a user's first is a target exactly once.
         lengths: [U] how many of each user's events to cut from, instead of all its training events.
         """
-        _check_len(max_len)
+        check_max_len(max_len)
         if stride is not None and not 1 <= stride <= max_len:
             raise ValueError(f"stride must be from 1 to max_len {max_len} so that no event is skipped, got {stride}")
         begins, lengths = self.offsets[:-1], self.train_end.long() if lengths is None else lengths
@@ -213,27 +213,32 @@ class Sequences:
         ends = begins[users] + lengths[users] - steps_back * (stride or 0)
         return Windows(torch.maximum(begins[users], ends - (max_len + 1)), ends)
 
-    def cut(self, windows: Windows, max_len: int, following: torch.Tensor | None = None) -> Batch:
-        """The padded batch of some windows; following: [N] the event that is each one's target, instead of the next."""
+    def training_batch(self, windows: Windows, max_len: int, following: torch.Tensor | None = None) -> Batch:
+        """The padded batch of some windows.
+
+        following: [N] for each event of the store the place of its target; None takes the event after it.
+        """
         # L+1 events at once: the inputs are the first L of them, the targets the last L.
-        places = torch.arange(max_len + 1, device=self.device)
-        where = torch.minimum(windows.starts[:, None] + places, windows.ends[:, None] - 1)
-        inputs, targets = where[:, :-1], where[:, 1:] if following is None else following[where[:, :-1]]
+        places = padded_places(windows.starts, windows.ends, max_len + 1)
+        inputs, targets = places[:, :-1], places[:, 1:] if following is None else following[places[:, :-1]]
         lengths = windows.ends - windows.starts - 1
-        padding = places[:-1] >= lengths[:, None]
         return Batch(
-            self.items[inputs].long().masked_fill(padding, 0),
+            masked_items(self.items, inputs, lengths),
             self.times[inputs],
             lengths,
-            self.items[targets].long().masked_fill(padding, 0),
+            masked_items(self.items, targets, lengths),
             self.times[targets],
         )
 
-    def cut_jagged(self, windows: Windows) -> Jagged:
-        """The same batch as flat tokens and offsets."""
-        where, offsets = _flatten(windows.starts, windows.ends - 1)
+    def training_batch_jagged(self, windows: Windows) -> Jagged:
+        """The batch of some windows as flat tokens and offsets."""
+        places, _, offsets = flatten_ranges(windows.starts, windows.ends - 1)
         return Jagged(
-            self.items[where].long(), self.times[where], offsets, self.items[where + 1].long(), self.times[where + 1]
+            self.items[places].long(),
+            self.times[places],
+            offsets,
+            self.items[places + 1].long(),
+            self.times[places + 1],
         )
 
     def train_batches(
@@ -253,17 +258,48 @@ class Sequences:
         order = torch.arange(total) if generator is None else torch.randperm(total, generator=generator)
         order = order.to(self.device)
         for first in range(0, total - batch_size + 1 if drop_last else total, batch_size):
-            yield self.cut(windows.take(order[first : first + batch_size]), max_len)
+            yield self.training_batch(windows.take(order[first : first + batch_size]), max_len)
 
     def first_events(self, counts_U: torch.Tensor) -> torch.Tensor:
-        """Places in the store of each user's first so many events: `train_end` for those that are trained on."""
-        user = torch.repeat_interleave(self.offsets.diff())
-        place = torch.arange(self.num_events, device=self.device)
-        return place[place - self.offsets[user] < counts_U[user]]
+        """Places in the store of each user's first `counts_U` events; `train_end` gives the training events."""
+        return flatten_ranges(self.offsets[:-1], self.offsets[:-1] + counts_U).places_T
+
+    def count_before(self, users: torch.Tensor, moments: torch.Tensor | int) -> torch.Tensor:
+        """How many events each user has strictly before a moment, int64 [B].
+
+        users: [B]. moments: Unix seconds, one for all or [B].
+        """
+        low, high = self.offsets[users], self.offsets[users + 1]
+        most = int((high - low).max()) if len(users) else 0
+        # One bisection for all users: each step halves what is left of every user's range.
+        for _ in range(most.bit_length()):
+            middle = (low + high) // 2
+            is_before = (low < high) & (self.times[middle.clamp(max=self.num_events - 1)] < moments)
+            low, high = torch.where(is_before, middle + 1, low), torch.where(is_before, high, middle)
+        return low - self.offsets[users]
+
+    def histories(self, users: torch.Tensor, counts: torch.Tensor, max_len: int) -> History:
+        """The last `max_len` of each user's first `counts` events, right-padded; `counts` are at least 1."""
+        begins = self.offsets[users]
+        return last_events(self.items, self.times, begins, begins + counts, max_len)
+
+    def whole_histories(
+        self, users: torch.Tensor, counts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """All of each user's first `counts` events, without padding: items [T], times [T] and offsets [B+1]."""
+        begins = self.offsets[users]
+        places, _, offsets = flatten_ranges(begins, begins + counts)
+        return self.items[places].long(), self.times[places], offsets
+
+    def split_range(self, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where `valid` or `test` begins and ends among each user's events, [U] each; the history lies before it."""
+        if split not in SPLITS:
+            raise ValueError(f"split must be 'valid' or 'test', got {split!r}")
+        return (self.train_end, self.valid_end) if split == "valid" else (self.test_start, self.test_end)
 
     def eval_users(self, split: str) -> torch.Tensor:
         """The users of `valid` or `test`: those with a positive in it and at least one event before it."""
-        start, end = self._range(split)
+        start, end = self.split_range(split)
         return torch.nonzero((start > 0) & (end > start)).flatten()
 
     def eval_batch(self, split: str, users: torch.Tensor, max_len: int) -> EvalBatch:
@@ -271,26 +307,13 @@ class Sequences:
 
         t_now is the time of the first positive; for `holdout` the start of the window, the same for everyone.
         """
-        _check_len(max_len)
         begins = self.offsets[users]
-        start, end = (begins + bound[users] for bound in self._range(split))
-        oldest = torch.maximum(begins, start - max_len)
-        places = torch.arange(max_len, device=self.device)
-        where = torch.minimum(oldest[:, None] + places, start[:, None] - 1)
-        lengths = start - oldest
+        start, end = (begins + bound[users] for bound in self.split_range(split))
+        history = last_events(self.items, self.times, begins, start, max_len)
         fixed = self.protocol.t_now(split)
         t_now = self.times[start] if fixed is None else torch.full_like(start, fixed)
-        positives, offsets = _flatten(start, end)
-        return EvalBatch(
-            users,
-            self.items[where].long().masked_fill(places >= lengths[:, None], 0),
-            self.times[where],
-            lengths,
-            t_now,
-            self.items[positives].long(),
-            self.times[positives],
-            offsets,
-        )
+        positives, _, offsets = flatten_ranges(start, end)
+        return EvalBatch(users, *history, t_now, self.items[positives].long(), self.times[positives], offsets)
 
     def eval_batches(self, split: str, max_len: int, batch_size: int) -> Iterator[EvalBatch]:
         """Every user of `valid` or `test`, in order."""
@@ -305,35 +328,14 @@ class Sequences:
 
         filter_seen: `none`; `window` for the last `max_len` events; `history` for all events before the split.
         """
-        if filter_seen not in FILTERS:
-            raise ValueError(f"filter_seen must be one of {', '.join(FILTERS)}, got {filter_seen!r}")
-        begins = self.offsets[users]
-        start = begins + self._range(split)[0][users]
-        oldest = {"none": start, "window": torch.maximum(begins, start - max_len), "history": begins}[filter_seen]
-        where, offsets = _flatten(oldest, start)
-        return self.items[where].long(), offsets
-
-    def _range(self, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-        if split not in SPLITS:
-            raise ValueError(f"split must be 'valid' or 'test', got {split!r}")
-        return (self.train_end, self.valid_end) if split == "valid" else (self.test_start, self.test_end)
-
-
-def _flatten(starts: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every position of the ranges [start, end) in turn, and where each range begins in that list."""
-    offsets = torch.zeros(len(starts) + 1, dtype=torch.int64, device=starts.device)
-    torch.cumsum(ends - starts, 0, out=offsets[1:])
-    rows = torch.repeat_interleave(ends - starts)
-    return torch.arange(len(rows), device=starts.device) + (starts - offsets[:-1])[rows], offsets
-
-
-def _check_len(max_len: int) -> None:
-    if max_len < 1:
-        raise ValueError(f"max_len must be at least 1, got {max_len}")
+        lengths = self.split_range(split)[0][users].long()
+        ends = self.offsets[users] + lengths
+        places, _, offsets = flatten_ranges(ends - seen_counts(lengths, max_len, filter_seen), ends)
+        return self.items[places].long(), offsets
 
 
 def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """The arrays fit each other; per-user only, so that opening a large dataset stays quick."""
+    """Refuse arrays that do not fit each other. Only per-user arrays are read, so a large dataset opens quickly."""
     events, offsets, splits = len(arrays["items"]), arrays["offsets"], arrays["splits"]
     lengths = np.diff(offsets)
     if not (

@@ -1,4 +1,4 @@
-"""The baselines that stand in every table: what is popular, over all and in the last day and hour before t_now.
+"""Popularity baselines for every table: most popular overall, and in the last day and hour before t_now.
 
 Shapes: B users of a batch, V items, T events in the order of time.
 """
@@ -18,7 +18,7 @@ NAMES = (MOST_POPULAR, *RECENT)
 
 
 def baselines(data: Sequences, split: str) -> dict[str, Scorer]:
-    """By the name they have in tables, to be ranked by `trope.evaluate.evaluation.rank_users`."""
+    """Scorers by their name in tables, for `trope.evaluate.evaluation.rank_users`."""
     recent = {name: RecentlyPopular(data, split, hours) for name, hours in RECENT.items()}
     return {MOST_POPULAR: MostPopular(data), **recent}
 
@@ -37,14 +37,14 @@ class MostPopular:
 class RecentlyPopular:
     """Scores an item by its events in the last hours before t_now, then by its training events.
 
-    Only what the histories of the split hold is counted, and only what is strictly earlier than t_now: in testing that
-    includes the validation events, without which a holdout would leave the last hours empty.
+    It counts events of the split's histories that are strictly earlier than t_now. For `test` these include the
+    validation events; without them the last hours before a holdout would be empty.
 
     data: the store; split: valid or test; hours: length of the window.
     """
 
     def __init__(self, data: Sequences, split: str, hours: int) -> None:
-        events = data.first_events(data.train_end if split == "valid" else data.test_start)
+        events = data.first_events(data.split_range(split)[0])
         self.times_T, order = torch.sort(data.times[events])
         self.items_T = data.items[events][order].long()
         self.seconds = 3_600 * hours

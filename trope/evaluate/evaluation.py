@@ -1,18 +1,17 @@
-"""Evaluation: every user of a split, the full catalogue ranked for each, whoever does the scoring.
+"""Evaluation: the full catalogue ranked for every user of a split, by a model or by any other scorer.
 
 Padding is never ranked. `filter_seen` leaves items that the user has had out of the ranking, except those chosen again:
 a positive is always ranked, and competes with the user's other positives, seen or not.
 
-On a GPU a model is ranked by the kernel in trope/kernels/ranking (large batches, exact scores: ranking_dot.py); on a
-CPU, and for scorers that are no dot product, by tiles of scores (ranking.py).
+`evaluate` ranks a model: on a GPU by the kernel in large batches (ranking/user_batches.py), on a CPU by tiles of scores
+(ranking/places.py). `rank_users` ranks by any scorer, by tiles.
 
 Shapes: B users of a batch, U all users, S positives, E width, V items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
@@ -22,11 +21,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from trope.config import EvalConfig
 from trope.data.sequences import EvalBatch, Sequences
 from trope.evaluate.metrics import Floats, Ints, Places, average, per_user
-from trope.evaluate.ranking import TILE, Cells, TileScores, place
-from trope.evaluate.ranking_dot import Encode, Plan, no_users, rank_by_dot
+from trope.evaluate.ranking import Cells, TileScores, check_finite, count_places, dot_scores
+from trope.evaluate.ranking.places import TILE
+from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
+from trope.evaluate.ranking.user_batches import Encode, UserBatches, no_users, rank_on_device
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.ranking import Catalogue
 
@@ -80,33 +80,35 @@ def evaluate(
     model: Model,
     data: Sequences,
     split: str,
-    config: EvalConfig,
+    filter_seen: str,
     max_len: int,
     progress: bool = False,
-    precision: Precision | None = None,
+    precision: Precision = "auto",
     backend: Backend = "auto",
+    batch: int = USERS_AT_A_TIME,
 ) -> EvalResult:
     """Rank the catalogue for every user of a split by a model.
 
-    data: on the model's device. split: valid or test. max_len: length of the histories. progress: show a bar.
-    precision: instead of `config.precision`: bf16 to encode histories under autocast, fp32 to leave the model as it is;
-        scores are float32 always.
-    backend: triton (auto on a GPU) ranks by the kernel and chooses its own batches; torch by tiles of scores, with
-        batches of `config.batch` users. They differ in how a score is rounded, by about the last bit of float32.
+    data: on the model's device. split: valid or test. filter_seen: leave out none, the items of the window, or of the
+        whole history. max_len: length of the histories. progress: show a bar.
+    precision: in which histories are encoded. bf16 uses autocast, fp32 leaves the model as it is, auto is bf16 on CUDA
+        and fp32 on a CPU. Scores are float32 always.
+    backend: triton (auto on a GPU) ranks by the kernel; torch ranks by tiles of scores. They differ in how a score is
+        rounded, by about the last bit of float32.
+    batch: users at a time, for torch; the kernel's batches are larger.
     """
     was_training = model.training
     model.train(False)
     try:
         with torch.inference_mode():
             item_VE = _item_vectors(model, data)
-            encode = _encoder(model, item_VE.device, precision or "auto")
+            encode = _encoder(model, item_VE.device, precision)
             if resolve_backend(backend, item_VE) == "torch":
-                return rank_users(_by_vectors(encode, item_VE), data, split, config, max_len, progress)
-            plan = Plan(data, split, config.filter_seen, max_len)
-            places, finite = rank_by_dot(encode, Catalogue.of(item_VE, backend), plan, progress)
-            if not finite:
-                raise ValueError(_diverged("outputs"))
-            return EvalResult(plan.users_U.cpu().numpy(), places)
+                scorer = _by_vectors(encode, item_VE)
+                return rank_users(scorer, data, split, filter_seen, max_len, progress, batch=batch)
+            users = UserBatches(data, split, filter_seen, max_len)
+            places = rank_on_device(encode, Catalogue.of(item_VE, backend), users, progress)
+            return EvalResult(users.users_U.cpu().numpy(), places)
     finally:
         model.train(was_training)
 
@@ -115,23 +117,27 @@ def rank_users(
     scorer: Scorer,
     data: Sequences,
     split: str,
-    config: EvalConfig,
+    filter_seen: str,
     max_len: int,
     progress: bool = False,
     tile: int = TILE,
+    batch: int = USERS_AT_A_TIME,
 ) -> EvalResult:
-    """Rank the catalogue for every user of a split by any scorer; users come to it in the order of their t_now."""
+    """Rank the catalogue for every user of a split by any scorer; it gets the users in the order of their t_now.
+
+    filter_seen, max_len, progress: as in `evaluate`. tile: scores held at a time. batch: users at a time.
+    """
     users = data.eval_users(split)
     if len(users) == 0:
         raise ValueError(no_users(data, split))
     users = users[torch.argsort(data.eval_batch(split, users, 1).t_now, stable=True)]
     found = []
-    for part in tqdm(users.split(512), desc=f"evaluate {split}", disable=not progress, leave=False):
-        batch = data.eval_batch(split, part, max_len)
-        positives = Cells.distinct(batch.positives, batch.positive_offsets, data.num_items)
-        seen = Cells.distinct(*data.seen(split, part, max_len, config.filter_seen), data.num_items)
+    for part in tqdm(users.split(batch), desc=f"evaluate {split}", disable=not progress, leave=False):
+        asked = data.eval_batch(split, part, max_len)
+        positives = Cells.distinct(asked.positives, asked.positive_offsets, data.num_items)
+        seen = Cells.distinct(*data.seen(split, part, max_len, filter_seen), data.num_items)
         left_out = seen.without(positives, data.num_items)
-        better_S, ties_S = place(scorer(batch), data.num_items, positives, left_out, len(part), tile)
+        better_S, ties_S = count_places(scorer(asked), data.num_items, positives, left_out, len(part), tile)
         found.append(torch.stack((part[positives.rows], better_S, ties_S)).cpu())
     owner_S, better, ties = torch.cat(found, dim=1).numpy()
     order = np.argsort(owner_S, kind="stable")
@@ -140,7 +146,7 @@ def rank_users(
 
 
 def _item_vectors(model: Model, data: Sequences) -> Tensor:
-    """The model's items in float32, checked: they are those of the data, on its device, and finite."""
+    """The model's item vectors in float32. Refuses another catalogue, another device, and a diverged model."""
     item_VE = model.item_vectors().float()
     if len(item_VE) != data.num_items + 1:
         raise ValueError(
@@ -149,8 +155,7 @@ def _item_vectors(model: Model, data: Sequences) -> Tensor:
         )
     if item_VE.device != data.device:
         raise ValueError(f"the model is on {item_VE.device} and the data on {data.device}; move one with .to(device)")
-    if not torch.isfinite(item_VE).all():
-        raise ValueError(_diverged("item vectors"))
+    check_finite(item_VE, "item vectors")
     return item_VE
 
 
@@ -169,34 +174,11 @@ def _encoder(model: Model, device: torch.device, precision: Precision) -> Encode
 
 
 def _by_vectors(encode: Encode, item_VE: Tensor) -> Scorer:
-    """Scores are cosines in float32, whatever precision the model computes in."""
+    """A scorer by the dot products of encoded histories and items."""
 
     def scorer(batch: EvalBatch) -> TileScores:
         out_BE = encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
-        if not torch.isfinite(out_BE).all():
-            raise ValueError(_diverged("outputs"))
-
-        def scores(first: int, last: int) -> Tensor:
-            with _full_float32(out_BE.device):
-                return out_BE @ item_VE[first:last].T
-
-        return scores
+        check_finite(out_BE, "outputs")
+        return dot_scores(out_BE, item_VE)
 
     return scorer
-
-
-def _diverged(what: str) -> str:
-    """NaN compares as better than nothing, which would put a broken model's positives first: it is refused."""
-    return f"the model's {what} contain NaN or infinity: it diverged; train again, with a lower train.lr"
-
-
-@contextmanager
-def _full_float32(device: torch.device) -> Iterator[None]:
-    """No autocast and no TF32: both round scores so coarsely that items tie by the hundred."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)

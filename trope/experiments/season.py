@@ -44,11 +44,11 @@ def fortnights(start: int) -> Ints:
 def find_seasons(data: Sequences, start: int, each: int, min_events: int) -> list[Season]:
     """The most seasonal types of each quarter, by how far their purchases over the year differ from all purchases.
 
-    Only training events count. The distance is the relative entropy over fortnights; a single year cannot tell a season
-    from a product that came or went.
+    Only training events count. The distance is the relative entropy over fortnights. One year of data cannot tell a
+    season from a product that came or went.
 
-    each: types per quarter, fewer where there are not as many. min_events: fewest of a type; below it, a season may be
-    chance.
+    each: types per quarter; fewer where a quarter has fewer. min_events: fewest training events of a type, since with
+    few events a season may be chance.
     """
     counts_VF = _count(data, start)
     totals_V, share_F = counts_VF.sum(1), counts_VF.sum(0) / counts_VF.sum()
@@ -69,20 +69,13 @@ def find_seasons(data: Sequences, start: int, each: int, min_events: int) -> lis
 
 def histories_until(data: Sequences, users: Ints, moment: int) -> Histories:
     """The events of some users before a moment."""
-    items, times, ends = [], [], [0]
-    for user in users.tolist():
-        span = slice(int(data.offsets[user]), int(data.offsets[user + 1]))
-        known = int(np.searchsorted(data.times[span].numpy(), moment))
-        items.append(data.items[span].numpy()[:known].astype(np.int64))
-        times.append(data.times[span].numpy()[:known])
-        ends.append(ends[-1] + known)
-    return Histories(np.concatenate(items), np.concatenate(times), np.array(ends))
+    chosen = torch.from_numpy(users)
+    return Histories.of(data, chosen, data.count_before(chosen, moment))
 
 
 def events_until(data: Sequences, moment: int) -> Ints:
     """How many events each user has before a moment."""
-    user = torch.repeat_interleave(data.offsets.diff())
-    return torch.bincount(user[data.times < moment], minlength=data.num_users).numpy()
+    return data.count_before(torch.arange(data.num_users), moment).numpy()
 
 
 def recommended(recommender: Recommender, histories: Histories, moments: Ints, k: int, label: str) -> Floats:

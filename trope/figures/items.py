@@ -80,14 +80,11 @@ def returns(view: RunView, places: Ints) -> Ints:
 
 def before(view: RunView, places: Ints) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The histories before these events as the model takes them: items, times [B, L], lengths and t_now [B]."""
-    data, most = view.data, view.model.config.model.max_len
-    ends = torch.from_numpy(places)
-    starts = data.offsets[torch.searchsorted(data.offsets, ends, right=True) - 1]
-    lengths = (ends - starts).clamp(max=most)
-    place = (ends - lengths)[:, None] + torch.arange(int(lengths.max()))
-    is_there = place < ends[:, None]
-    place = place.minimum(ends[:, None] - 1)
-    return data.items[place].long() * is_there, data.times[place], lengths, data.times[ends]
+    data, ends = view.data, torch.from_numpy(places)
+    users = torch.searchsorted(data.offsets, ends, right=True) - 1
+    counts = ends - data.offsets[users]
+    longest = min(view.model.config.model.max_len, int(counts.max()))
+    return *data.histories(users, counts, longest), data.times[ends]
 
 
 def relative(shares_MF: Floats) -> Floats:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trope.evaluate.ranking import top_k
 from trope.figures.numbers import Floats, periods, resonance
 from trope.figures.run import USERS, VISITS, RunView, example, histories, test_users, visits
 from trope.figures.style import (
@@ -45,11 +46,11 @@ def overlaps(view: RunView, users: Tensor, offsets: Tensor) -> Floats:
     batch, model = histories(view, users), view.model
     top = min(TOP, model.num_items)
     with torch.no_grad():
-        item_VE = model.item_vectors()[1:]
+        item_VE = model.item_vectors()
         found = []
         for offset in offsets.tolist():
             out_BE = model.encode_last(batch.items, batch.times, batch.lengths, batch.t_now + offset)
-            found.append((out_BE @ item_VE.T).topk(top).indices)
+            found.append(top_k(out_BE, item_VE, top).items_BK)
     return np.stack(
         [(one[:, :, None] == found[0][:, None, :]).any(-1).sum(-1).double().numpy() for one in found], axis=1
     )

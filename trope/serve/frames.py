@@ -1,16 +1,19 @@
-"""DataFrames at the door: events of any kind that Narwhals knows come in, and recommendations of that kind go out.
+"""DataFrames in and out: events of any kind that Narwhals knows, and recommendations as a table of the same kind.
 
 pandas, polars and Arrow tables are read column by column; none of the three is imported here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import narwhals.stable.v2 as nw
 import numpy as np
 import numpy.typing as npt
+
+from trope.serve.moments import Moment, unix_seconds
 
 USER, ITEM, TIME = "user_id", "item_id", "timestamp"
 SCORE, RANK = "score", "rank"
@@ -19,7 +22,7 @@ _MICROSECONDS = 1_000_000
 
 @dataclass(frozen=True)
 class Events:
-    """A table of events, read and checked but still in its own order and with its own ids.
+    """A table of events, read and checked, in its own order and with its own ids.
 
     users: distinct user ids in order of appearance, U of them; rows: [n] each event's user as a place in `users`.
     items: [n] original item ids. times: [n] Unix seconds. ticks: [n] times at the table's own resolution, to sort by.
@@ -71,6 +74,19 @@ def column_per_user(events: Events, column: str) -> dict[int | str, Any]:
     return found
 
 
+def seconds_per_user(t_now: Moment | Mapping[int | str, Moment], users: Sequence[int | str]) -> list[int]:
+    """The moment of each user in Unix seconds; t_now: one for all, or a mapping by user."""
+    if not isinstance(t_now, Mapping):
+        return [unix_seconds(t_now)] * len(users)
+    missing = [user for user in users if user not in t_now]
+    if missing:
+        raise ValueError(
+            f"t_now has no moment for {len(missing):,} of {len(users):,} users, the first is {missing[0]!r}; "
+            "give one for every user in events"
+        )
+    return [unix_seconds(t_now[user], f"t_now of user {user!r}") for user in users]
+
+
 def write_recommendations(
     events: Events,
     rows: npt.NDArray[np.int64],
@@ -91,7 +107,7 @@ def write_recommendations(
 
 
 def _check_items(items: nw.Series[Any], text: bool) -> None:
-    """Ids are looked up as they are: 7 and '7' may be different items."""
+    """Refuse item ids of another type than the catalogue's: 7 and '7' may be different items."""
     kind = items.dtype
     is_text = kind in (nw.String, nw.Categorical, nw.Enum, nw.Object)
     if text and not is_text:

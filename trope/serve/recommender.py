@@ -1,6 +1,6 @@
-"""Recommendations for a moment: histories and `t_now` in, the best items of the whole catalogue out.
+"""`Recommender`: takes histories and a moment `t_now`, gives the best items of the whole catalogue.
 
-Scores are cosines, exact, over every item; equal scores are ordered by item, so the same call gives the same answer.
+Scores are cosines, computed for every item. Equal scores are ordered by item, so the same call gives the same answer.
 
 Shape letters: B batch, L positions, E width, V items, T jagged events, K recommendations.
 """
@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from trope.data.catalogue import Catalogue
-from trope.data.sequences import FILTERS
+from trope.data.sequences import Sequences
+from trope.data.windows import FILTERS, History, flatten_ranges, last_events, seen_counts
+from trope.evaluate.ranking import Cells, TopK, check_finite, top_k
+from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.pretrained import find_folder
 from trope.models.recommender import SequentialRecommender
 from trope.rotary.checks import check_choice, check_event_values
-from trope.serve.frames import Events, column_per_user, read_events, write_recommendations
-from trope.serve.moments import Moment, seconds_per_user
+from trope.serve.frames import Events, column_per_user, read_events, seconds_per_user, write_recommendations
+from trope.serve.moments import Moment
 
 BEST, CATALOGUE = "best", "catalogue"
 
@@ -33,6 +36,11 @@ class Histories(NamedTuple):
     items: npt.NDArray[np.int64]  # [T] dense ids
     times: npt.NDArray[np.int64]  # [T] Unix seconds
     offsets: npt.NDArray[np.int64]  # [B+1]
+
+    @classmethod
+    def of(cls, data: Sequences, users: Tensor, counts: Tensor) -> Histories:
+        """The first `counts` events of some users of a dataset; `data.count_before` counts them up to a moment."""
+        return cls(*(x.cpu().numpy() for x in data.whole_histories(users, counts)))
 
 
 class Ranking(NamedTuple):
@@ -65,6 +73,7 @@ class Recommender:
         self.device = torch.device(device)
         with torch.inference_mode():
             self._vectors_VE = self.model.item_vectors()
+        check_finite(self._vectors_VE, "item vectors")
 
     @classmethod
     def from_pretrained(cls, source: str | Path, device: str = "auto", revision: str | None = None) -> Recommender:
@@ -115,7 +124,15 @@ class Recommender:
     def rank(
         self, histories: Histories, t_now: npt.NDArray[np.int64], k: int = 10, filter_seen: str = "none"
     ) -> Ranking:
-        """The same on arrays with dense ids; `t_now` has one moment per history and may lie before its last event."""
+        """The `k` best items of each history, as arrays with dense ids.
+
+        t_now: [B] Unix seconds, one for each history; it may lie before the history's last event.
+        """
+        if np.shape(t_now) != (len(histories.offsets) - 1,):
+            raise ValueError(
+                f"t_now must have one moment for each of {len(histories.offsets) - 1:,} histories, got shape "
+                f"{np.shape(t_now)}; repeat a moment that is the same for all"
+            )
         _check_values(histories, t_now)
         return self._rank(histories, t_now, k, filter_seen)
 
@@ -147,56 +164,23 @@ class Recommender:
     def _rank_batches(
         self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str
     ) -> Iterator[Ranking]:
-        size, total = 512, len(t_now)
-        for first in range(0, total, size):
-            rows = np.arange(first, min(first + size, total))
-            items_BL, times_BL, lengths_B = self._window(histories, rows)
-            out_BE = self.model.encode_last(items_BL, times_BL, lengths_B, self._tensor(t_now[rows]))
-            scores_BV = out_BE @ self._vectors_VE.T
-            scores_BV[:, 0] = -torch.inf  # padding
-            if filter_seen == "window":
-                scores_BV.scatter_(1, items_BL, -torch.inf)
-            if filter_seen == "history":
-                seen, owners = _flatten(histories.offsets[rows], histories.offsets[rows + 1])
-                scores_BV[self._tensor(owners), self._tensor(histories.items[seen])] = -torch.inf
-            items_BK = best_items(scores_BV, k)
-            scores = scores_BV.gather(1, items_BK).cpu().numpy()
-            kept, places = np.nonzero(np.isfinite(scores))
-            yield Ranking(rows[kept], items_BK.cpu().numpy()[kept, places], scores[kept, places], places + 1)
+        items, times, offsets = (torch.from_numpy(x) for x in histories)
+        for rows in torch.arange(len(t_now)).split(USERS_AT_A_TIME):
+            begins, ends = offsets[rows], offsets[rows + 1]
+            width = min(self.model.config.model.max_len, int((ends - begins).max()))
+            history = last_events(items, times, begins, ends, width)
+            seen = flatten_ranges(ends - seen_counts(ends - begins, width, filter_seen), ends)
+            left_out = Cells(seen.rows_T.to(self.device), items[seen.places_T].long().to(self.device))
+            found = self._best(history, torch.from_numpy(t_now[rows.numpy()]), k, left_out)
+            chosen, scores = found.items_BK.cpu().numpy(), found.scores_BK.cpu().numpy()
+            kept, places = np.nonzero(chosen)
+            yield Ranking(rows.numpy()[kept], chosen[kept, places], scores[kept, places], places + 1)
 
-    def _window(self, histories: Histories, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
-        """The last `max_len` events of some users, right-padded: items with 0, times with the last one."""
-        begins, ends = histories.offsets[rows], histories.offsets[rows + 1]
-        lengths = np.minimum(ends - begins, self.model.config.model.max_len)
-        places = np.arange(lengths.max())
-        where = np.minimum((ends - lengths)[:, None] + places, ends[:, None] - 1)
-        items = np.where(places < lengths[:, None], histories.items[where], 0)
-        return self._tensor(items), self._tensor(histories.times[where]), self._tensor(lengths)
-
-    def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values).to(self.device)
-
-
-def best_items(scores_BV: Tensor, k: int) -> Tensor:
-    """The `k` best columns of each row, best first; equal scores in order of column, which topk alone leaves open.
-
-    scores_BV: float32. Score and column are packed into one integer key, so that no two keys are equal.
-    """
-    bits = (scores_BV + 0.0).view(torch.int32)  # -0.0 becomes 0.0
-    # Of negative floats the bits fall as the number rises: flip all but the sign, and integers sort as the floats do.
-    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    columns = torch.arange(scores_BV.shape[1], device=scores_BV.device)
-    keys = (rising.long() << 32) | (0xFFFFFFFF - columns)
-    return 0xFFFFFFFF - (keys.topk(k, dim=1).values & 0xFFFFFFFF)
-
-
-def _flatten(
-    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Every position of the ranges [start, end) in turn, and the range each is in."""
-    owners = np.repeat(np.arange(len(starts)), ends - starts)
-    firsts = np.cumsum(ends - starts) - (ends - starts)
-    return np.arange(len(owners)) + (starts - firsts)[owners], owners
+    def _best(self, history: History, t_now_B: Tensor, k: int, left_out: Cells) -> TopK:
+        """The best items of one batch of histories, which are moved to the model's device."""
+        out_BE = self.model.encode_last(*(x.to(self.device) for x in (*history, t_now_B))).float()
+        check_finite(out_BE, "outputs")
+        return top_k(out_BE, self._vectors_VE, k, left_out)
 
 
 def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:

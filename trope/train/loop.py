@@ -240,7 +240,8 @@ class Trainer:
         if self.factors is not None:
             self._follow_factors()
         elif state.epoch % train.eval_every == 0 or state.epoch == train.epochs:
-            metrics = evaluate(self.model, self.data, "valid", self.config.eval, self.config.model.max_len).metrics
+            seen, max_len = self.config.eval.filter_seen, self.config.model.max_len
+            metrics = evaluate(self.model, self.data, "valid", seen, max_len).metrics
             score = self.group.first_says(metrics[train.criterion])
             if state.best is None or score > state.best:
                 state.best, state.best_epoch, state.best_metrics = score, state.epoch, metrics
@@ -313,7 +314,7 @@ def score_test(
     """
     group.wait()
     model = SequentialRecommender.from_pretrained(run / BEST).to(group.device)
-    result = evaluate(model, data, "test", config.eval, config.model.max_len)
+    result = evaluate(model, data, "test", config.eval.filter_seen, config.model.max_len)
     summary = {
         "valid": chosen.best_metrics,
         "test": result.metrics,

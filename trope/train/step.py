@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from trope.config import Config
 from trope.data.next_moments import next_moments
-from trope.data.sequences import Batch, Sequences, Windows
+from trope.data.sequences import Batch, Sequences
+from trope.data.windows import Windows
 from trope.models.recommender import SequentialRecommender
 from trope.train.distributed import Group
 from trope.train.loss import draw_negatives, token_losses
@@ -82,10 +83,10 @@ class Feed:
             first, last, share = 0, 1, 0.0
         mine = slice(first, last)
         token_first, token_last = ends[first] - int(lengths[first]), ends[last - 1]
-        batch = self.data.cut(Windows(windows.starts[mine], windows.ends[mine]), max_len, self.following)
+        batch = self.data.training_batch(Windows(windows.starts[mine], windows.ends[mine]), max_len, self.following)
         places_T = _valid_places(batch.lengths, token_last - token_first, max_len)
         # Negatives are drawn for the global batch, from its unique items too, and each process keeps its own rows.
-        whole = batch if self.group.size == 1 else self.data.cut(windows, max_len, self.following)
+        whole = batch if self.group.size == 1 else self.data.training_batch(windows, max_len, self.following)
         all_places = places_T if self.group.size == 1 else _valid_places(whole.lengths, ends[-1], max_len)
         self._generator.manual_seed(seed_for(train.seed, "negatives", step))
         targets_T = whole.targets.flatten()[all_places]

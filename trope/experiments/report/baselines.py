@@ -28,7 +28,7 @@ def baseline_metrics(data: Sequences, config: Config, out: Path, device: str) ->
     with process_group(device) as group:
         store = data.to(group.device)
         metrics = {
-            name: rank_users(scorer, store, "test", config.eval, config.model.max_len).metrics
+            name: rank_users(scorer, store, "test", config.eval.filter_seen, config.model.max_len).metrics
             for name, scorer in baselines(store, "test").items()
         }
     write_json(path, {"about": about, "metrics": metrics})

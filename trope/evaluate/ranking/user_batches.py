@@ -1,8 +1,8 @@
-"""Every user of a split ranked by a model's dot products, on the device: encode in large batches, count by the kernel.
+"""Places for every user of a split by a model's dot products, on the device: large batches, counted by the kernel.
 
-What batches look like is decided once, on the host; after that nothing is read back before the last batch is under way,
-and the counts come in one transfer. Users go in the order of their histories' lengths, so that short ones are not
-padded to long ones. Memory is bounded by the three constants below, whatever the number of users and items.
+The host decides once which users go together. After that nothing is read back before the last batch is under way, and
+the counts come in one transfer. Users are sorted by the length of their histories, so that short ones are not padded
+to long ones. The three constants below bound the memory, whatever the number of users and items.
 
 Shapes: U users of the split, B of a batch, L positions, S positives, T items left out, V items, E width.
 """
@@ -18,8 +18,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trope.data.sequences import Sequences
+from trope.data.windows import flatten_ranges, last_events, seen_counts
 from trope.evaluate.metrics import Ints, Places
-from trope.evaluate.ranking import Cells
+from trope.evaluate.ranking.tiles import Cells, diverged
 from trope.kernels.ranking import Catalogue, places
 
 Encode = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -32,8 +33,8 @@ CELLS = 1 << 24  # items left out at a time
 _ROUND = 16
 
 
-class Batch(NamedTuple):
-    """Users `first` .. `last` - 1 in the order of the plan, with their numbers of positives and of items seen."""
+class UserBatch(NamedTuple):
+    """Users `first` .. `last` - 1 of the sorted users, with their numbers of positives and of items left out."""
 
     first: int
     last: int
@@ -41,8 +42,8 @@ class Batch(NamedTuple):
     cells: int
 
 
-class Plan:
-    """Who is ranked with whom.
+class UserBatches:
+    """The users of a split, sorted and divided into batches.
 
     data: on the device that ranks. split: valid or test. filter_seen: none, window or history. max_len: of histories.
     """
@@ -51,7 +52,6 @@ class Plan:
         users_U = data.eval_users(split)
         if len(users_U) == 0:
             raise ValueError(no_users(data, split))
-        data.seen(split, users_U[:1], max_len, filter_seen)  # refuses an unknown filter
         found = data.eval_batch(split, users_U, 1)
         self.data, self.users_U, self.max_len, self.t_now_U = data, users_U, max_len, found.t_now
         cells = Cells.distinct(found.positives, found.positive_offsets, data.num_items)
@@ -59,19 +59,20 @@ class Plan:
         # User u owns positives offsets[u] .. offsets[u+1]; every user has one.
         self.offsets_U = torch.searchsorted(cells.rows, torch.arange(len(users_U) + 1, device=data.device))
         self.counts_U = self.offsets_U.diff()
-        # Where each history ends in the store; it began at its user's first event.
-        past_U = (data.train_end if split == "valid" else data.test_start)[users_U].long()
-        self.ends_U = data.offsets[users_U] + past_U
-        self.windows_U = past_U.clamp(max=max_len)
-        self.seen_U = {"none": torch.zeros_like(past_U), "window": self.windows_U, "history": past_U}[filter_seen]
+        # Where each history begins and ends in the store.
+        past_U = data.split_range(split)[0][users_U].long()
+        self.begins_U = data.offsets[users_U]
+        self.ends_U = self.begins_U + past_U
+        windows_U = past_U.clamp(max=max_len)
+        self.seen_U = seen_counts(past_U, max_len, filter_seen)
         # The longest first: what fits the memory then fits it to the end.
-        self.order_U = torch.argsort(self.windows_U, descending=True, stable=True)
-        by_user = torch.stack((self.windows_U, self.counts_U, self.seen_U))[:, self.order_U].cpu().numpy()
+        self.order_U = torch.argsort(windows_U, descending=True, stable=True)
+        by_user = torch.stack((windows_U, self.counts_U, self.seen_U))[:, self.order_U].cpu().numpy()
         self._windows: Ints = by_user[0]
         self._rows: Ints = np.concatenate(([0], by_user[1].cumsum()))
         self._cells: Ints = np.concatenate(([0], by_user[2].cumsum()))
 
-    def batches(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[UserBatch]:
         """All users, as many at a time as ROWS and CELLS allow, at least one."""
         first, total = 0, len(self.users_U)
         while first < total:
@@ -79,10 +80,10 @@ class Plan:
                     for sums, most in ((self._rows, ROWS), (self._cells, CELLS)))  # fmt: skip
             last = max(first + 1, int(min(fits)))
             rows, cells = (int(sums[last] - sums[first]) for sums in (self._rows, self._cells))
-            yield Batch(first, last, rows, cells)
+            yield UserBatch(first, last, rows, cells)
             first = last
 
-    def encode(self, encode: Encode, batch: Batch) -> Tensor:
+    def encode(self, encode: Encode, batch: UserBatch) -> Tensor:
         """The users' vectors, float32 [B, E]."""
         parts, first = [], batch.first
         while first < batch.last:
@@ -94,56 +95,50 @@ class Plan:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _histories(self, index_B: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As `Sequences.eval_batch` cuts them, but no longer than these users need."""
-        ends_B, lengths_B = self.ends_U[index_B], self.windows_U[index_B]
-        places_L = torch.arange(length, device=index_B.device)
-        where_BL = torch.minimum((ends_B - lengths_B)[:, None] + places_L, ends_B[:, None] - 1)
-        items_BL = self.data.items[where_BL].long().masked_fill(places_L >= lengths_B[:, None], 0)
-        return items_BL, self.data.times[where_BL], lengths_B, self.t_now_U[index_B]
+        """What the model encodes; `length` is no longer than these users need."""
+        begins_B, ends_B = self.begins_U[index_B], self.ends_U[index_B]
+        return *last_events(self.data.items, self.data.times, begins_B, ends_B, length), self.t_now_U[index_B]
 
-    def places(self, users_BE: Tensor, catalogue: Catalogue, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def places(self, users_BE: Tensor, catalogue: Catalogue, batch: UserBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Which positives of the split these are, how many items are better than each, and how many tie; each [S]."""
         index_B = self.order_U[batch.first : batch.last]
-        index_S, rows_S = _ranges(self.offsets_U[index_B], self.counts_U[index_B], batch.rows)
+        first_B = self.offsets_U[index_B]
+        index_S, rows_S, _ = flatten_ranges(first_B, first_B + self.counts_U[index_B], batch.rows)
         positives_S = self.positives_S[index_S]
         if batch.cells == 0:
             return index_S, *places(users_BE, catalogue, rows_S, positives_S)
-        seen_B = self.seen_U[index_B]
-        where_T, rows_T = _ranges(self.ends_U[index_B] - seen_B, seen_B, batch.cells)
+        ends_B = self.ends_U[index_B]
+        places_T, rows_T, offsets_B = flatten_ranges(ends_B - self.seen_U[index_B], ends_B, batch.cells)
         stride = self.data.num_items + 1
-        left_T = _thinned(rows_T * stride + self.data.items[where_T], rows_S * stride + positives_S) % stride
-        offsets_B = torch.nn.functional.pad(seen_B.cumsum(0), (1, 0))
+        left_T = _thinned(rows_T * stride + self.data.items[places_T], rows_S * stride + positives_S) % stride
         return index_S, *places(users_BE, catalogue, rows_S, positives_S, left_T, offsets_B)
 
 
-def rank_by_dot(encode: Encode, catalogue: Catalogue, plan: Plan, progress: bool = False) -> tuple[Places, bool]:
-    """Places of all positives, users in rising order; and whether every vector was finite (if not, they mean nothing).
+def rank_on_device(encode: Encode, catalogue: Catalogue, users: UserBatches, progress: bool = False) -> Places:
+    """Places of all positives, users in rising order.
 
-    progress: show a bar (of what is under way: the device may be a little behind).
+    progress: show a bar of the batches under way; the device may be a little behind.
     """
-    found_S = torch.empty((2, len(plan.positives_S)), dtype=torch.int32, device=plan.users_U.device)
-    finite = torch.ones((), dtype=torch.bool, device=plan.users_U.device)
-    with tqdm(total=len(plan.users_U), desc="evaluate", disable=not progress, leave=False) as bar:
-        for batch in plan.batches():
-            users_BE = plan.encode(encode, batch)
+    device = users.users_U.device
+    found_S = torch.empty((2, len(users.positives_S)), dtype=torch.int32, device=device)
+    finite = torch.ones((), dtype=torch.bool, device=device)
+    with tqdm(total=len(users.users_U), desc="evaluate", disable=not progress, leave=False) as bar:
+        for batch in users:
+            users_BE = users.encode(encode, batch)
+            # Only noted here: to look at it would wait for the device.
             finite &= torch.isfinite(users_BE).all()
-            index_S, better_S, ties_S = plan.places(users_BE, catalogue, batch)
+            index_S, better_S, ties_S = users.places(users_BE, catalogue, batch)
             found_S[0, index_S], found_S[1, index_S] = better_S, ties_S
             bar.update(batch.last - batch.first)
     better, ties = found_S.cpu().numpy().astype(np.int64)
-    return Places(better, ties, plan.offsets_U.cpu().numpy()), bool(finite)
+    if not finite:
+        raise ValueError(diverged("outputs"))
+    return Places(better, ties, users.offsets_U.cpu().numpy())
 
 
 def no_users(data: Sequences, split: str) -> str:
-    """What to say of a split that holds nobody."""
+    """The message for a split without users."""
     return f"{data.path} has no user to evaluate in split {split!r}; prepare it with another protocol"
-
-
-def _ranges(starts_B: Tensor, counts_B: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Every position of the ranges in turn, and whose it is; both [total], which must be the counts' sum."""
-    rows = torch.repeat_interleave(counts_B, output_size=total)
-    before_B = counts_B.cumsum(0) - counts_B
-    return torch.arange(total, device=starts_B.device) + (starts_B - before_B)[rows], rows
 
 
 def _thinned(keys_T: Tensor, positives_S: Tensor) -> Tensor:

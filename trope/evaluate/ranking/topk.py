@@ -1,0 +1,80 @@
+"""Exact top-k of the whole catalogue, a tile at a time.
+
+Tiles are scored in order of item id. A list of the k best keys is kept for each user. Equal scores are ordered by item
+id, so an item of a later tile enters a full list only if its score is strictly better than the list's last score. Most
+tiles hold no such item for most users: the row's best score says so, and the tile is dropped.
+
+Shapes: B users, E width, V items (ids 1 .. V), K items kept, W items of a tile.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trope.evaluate.ranking.tiles import Cells, dot_scores, tiles
+
+# Scores of a tile. 8 MiB stay in a CPU's cache (512 users x 1 M items: 0.9 s on two cores, 1.1 s with twice as much);
+# a GPU wants few large tiles.
+CPU_TILE, GPU_TILE = 1 << 21, 1 << 24
+# A tile is no wider than it would be for this many users: the first tile's items all enter the list.
+_LEAST_USERS = 64
+# A key is a score's bits and the item's complement: larger keys are better, and no two are equal.
+_LOW = 0xFFFFFFFF
+_EMPTY = -(1 << 63)
+
+
+class TopK(NamedTuple):
+    """The best items of each user, best first. Where fewer than K are left, item 0 and score -inf fill the row."""
+
+    items_BK: Tensor  # int64
+    scores_BK: Tensor  # float32
+
+
+def top_k(users_BE: Tensor, items_VE: Tensor, k: int, left_out: Cells | None = None, tile: int | None = None) -> TopK:
+    """The `k` items with the largest dot products, equal ones in order of item id.
+
+    users_BE, items_VE: float32, finite; row 0 of the items is padding and never ranked. left_out: pairs of a user's row
+    and an item that are not ranked. tile: scores held at a time; memory is about 40 bytes for each.
+    """
+    assert users_BE.dtype == items_VE.dtype == torch.float32
+    users, num_items = len(users_BE), len(items_VE) - 1
+    tile = tile or (CPU_TILE if users_BE.device.type == "cpu" else GPU_TILE)
+    scores = dot_scores(users_BE, items_VE)
+    best_BK = torch.full((users, k), _EMPTY, device=users_BE.device)
+    least_B = torch.full((users,), -torch.inf, device=users_BE.device)
+    for first, last in tiles(num_items, max(1, tile // max(users, _LEAST_USERS))):
+        tile_BW = scores(first, last)
+        if left_out is not None:
+            left_out.leave_out(tile_BW, first)
+        rows = torch.nonzero(tile_BW.amax(1) > least_B).flatten()
+        if len(rows):
+            here_BW = keys(tile_BW if len(rows) == users else tile_BW[rows], first)
+            here_BK = here_BW.topk(min(k, last - first), dim=1).values
+            best_BK[rows] = torch.cat((best_BK[rows], here_BK), dim=1).topk(k, dim=1).values
+            least_B = _scores(best_BK[:, -1])
+    scores_BK = _scores(best_BK)
+    return TopK((_LOW - (best_BK & _LOW)).masked_fill(scores_BK == -torch.inf, 0), scores_BK)
+
+
+def keys(scores_BW: Tensor, first: int) -> Tensor:
+    """Keys that sort as (score, then smaller item first); scores_BW: float32 scores of the items from `first` on."""
+    bits = (scores_BW + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    items_W = torch.arange(first, first + scores_BW.shape[1], device=scores_BW.device)
+    return _rising(bits).long().bitwise_left_shift_(32).bitwise_or_(_LOW - items_W)
+
+
+def _scores(keys: Tensor) -> Tensor:
+    """The scores in keys; -inf for an empty place."""
+    scores = _rising((keys >> 32).int()).view(torch.float32)
+    return scores.masked_fill(keys == _EMPTY, -torch.inf)
+
+
+def _rising(bits: Tensor) -> Tensor:
+    """A float's bits as an integer that sorts as the float does, and back.
+
+    The bits of negative floats fall as the number rises: all but the sign are flipped.
+    """
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
