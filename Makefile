@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 # A year of real groceries, two small models and what they recommend over the year; a second run skips what is done.
 demo: setup
-	$(BIN)/python -m trope.demo
+	$(BIN)/python -m trope demo
 
 # A recipe of configs/, from raw events to report: make reproduce DATA=globo-news SOURCE=clicks.parquet JOBS=3
 # (docs/reproduce.md). The interpreter is for tests; where there is a GPU, the kernels are to run on it.

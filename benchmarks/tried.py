@@ -19,8 +19,7 @@ from trope.config import PRESETS, Config, preset, read_toml, to_dict
 from trope.experiments.pool import Variant
 from trope.experiments.recipes import find
 from trope.experiments.variants import NAMED
-from trope.runs import CONFIG, ENVIRONMENT, METRICS
-from trope.train.log import NAME as LOG
+from trope.runs import CONFIG, ENVIRONMENT, LOG, METRICS
 
 ROOT = Path(__file__).parent.parent
 CSV = ROOT / "results" / "tried.csv"

@@ -15,10 +15,11 @@ from trope.cli import demo
 from trope.config import preset
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
+from trope.data.sources.published import complete_journey
 from trope.experiments.season import FORTNIGHTS, events_until, find_seasons, fortnights, histories_until, recommended
 from trope.figures import season as demo_figure
 from trope.models.recommender import SequentialRecommender
-from trope.runs import open_run
+from trope.runs import BEST, open_run
 from trope.serve.recommender import Recommender
 from trope.times import DAY
 
@@ -46,7 +47,7 @@ def recommender(shop: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Re
     config = preset("hstu-trope", settings)
     open_run(run, shop, config, resume=False)
     torch.manual_seed(0)
-    SequentialRecommender(config, shop.num_items, shop.time_span).save_pretrained(run / "best")
+    SequentialRecommender(config, shop.num_items, shop.time_span).save_pretrained(run / BEST)
     return Recommender.from_pretrained(run, "cpu")
 
 
@@ -96,7 +97,7 @@ def test_the_household_table(shop: Sequences, recommender: Recommender, capsys: 
 def test_the_shuffled_purchases_are_the_packages(tmp_path: Path) -> None:
     """The same rows; within a basket no longer in the order of product numbers."""
     demo.shuffle_rows(tmp_path)
-    source = demo.complete_journey("type").files[0]
+    source = complete_journey("type").files[0]
     rows, original = pq.read_table(tmp_path / source.name), pq.read_table(source)
     assert rows.schema == original.schema and len(rows) == len(original)
     total = [sum(table["product_id"].cast("int64").to_numpy()) for table in (rows, original)]

@@ -19,10 +19,11 @@ import numpy as np
 from trope.data import protocols
 from trope.data.arrays import number, write_events
 from trope.data.core import k_core
-from trope.data.engines.base import Engine, open_engine
+from trope.data.engines.base import Engine
+from trope.data.engines.open import open_engine
 from trope.data.events import Events, clean
 from trope.data.folder import FORMAT
-from trope.data.progress import Progress, Stages
+from trope.data.progress import StageReport, Stages
 from trope.data.protocols import Protocol
 from trope.data.sources.source import Lookup, Source
 from trope.data.writer import staging, write_array, write_meta
@@ -66,7 +67,7 @@ def prepare(
     memory: str | None = None,
     master: str | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: StageReport | None = None,
 ) -> dict[str, Any]:
     """Prepare `source` into folder `out`, which appears only when whole; returns its `meta.json`.
 
@@ -93,10 +94,10 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     min_user = source.min_user if options.min_user is None else options.min_user
     min_item = source.min_item if options.min_item is None else options.min_item
     stages.begin("read and check")
-    read = engine.read(source)
+    raw = engine.read(source)
     if source.lookup is not None:
-        read = replace(read, table=_regrouped(read.table, engine.read_lookup(source.lookup), source.lookup))
-    events = clean(read, source, options.on_bad == "skip")
+        raw = replace(raw, table=_regrouped(raw.table, engine.read_lookup(source.lookup), source.lookup))
+    events = clean(raw, source, options.on_bad == "skip")
     table = _chosen(events, source, options)
     if source.is_text:  # parse the text once, not at every pass
         table = engine.keep(table)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-Progress = Callable[[str, float | None], None]
+StageReport = Callable[[str, float | None], None]
 """Called with a stage's name and its share done from 0 to 1, or None where nobody knows."""
 _INTERVAL_S = 0.25
 
@@ -17,7 +17,7 @@ class Stages:
     report: gets the news. ask: the engine's share done of the running query, or None.
     """
 
-    def __init__(self, report: Progress | None, ask: Callable[[], float | None]) -> None:
+    def __init__(self, report: StageReport | None, ask: Callable[[], float | None]) -> None:
         self._report = report or (lambda stage, share: None)
         self._ask = ask
         self._stage = "start"

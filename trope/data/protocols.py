@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from trope.times import DAY, say_duration, say_moment
+
 PROTOCOLS = ("loo-strict", "loo-paper", "holdout", "next-basket")
-DAY = 86_400
 # Users are cut a piece at a time, so that a memory-mapped log of any size needs little memory.
 _PIECE = 1 << 22
 
@@ -62,7 +62,7 @@ class Protocol:
         cutoff = last + 1 - window if self.cutoff is None else self.cutoff
         if not first < cutoff - window or not cutoff <= last:
             raise ValueError(
-                f"holdout with cutoff {say_moment(cutoff)} ({cutoff}) and window {say_window(window)} leaves no "
+                f"holdout with cutoff {say_moment(cutoff)} ({cutoff}) and window {say_duration(window)} leaves no "
                 f"training or no test events: the log runs from {say_moment(first)} ({first}) to {say_moment(last)} "
                 f"({last}); choose a cutoff inside it, with one window of validation before"
             )
@@ -160,16 +160,3 @@ def tied_share(times: np.ndarray, offsets: np.ndarray) -> float:
         as_next[offsets[first + 1 : last + 1] - start - 1] = False  # a user's last event has no next
         tied += int(np.count_nonzero(as_next | np.append(False, as_next[:-1])))
     return tied / max(int(offsets[-1]), 1)
-
-
-def say_moment(seconds: int) -> str:
-    """Unix seconds as a date and time, and as they are where the calendar has no such date."""
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError, OSError):
-        return f"{seconds} s"
-
-
-def say_window(seconds: int) -> str:
-    """The length of a holdout's window, in days where it is whole ones."""
-    return f"{seconds / 86_400:g} days" if seconds % 86_400 == 0 else f"{seconds / 3_600:g} hours"

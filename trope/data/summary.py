@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from trope.data.folder import read_array
-from trope.data.protocols import say_moment, say_window, tied_share
+from trope.data.protocols import tied_share
+from trope.times import say_duration, say_moment
 
 # From this share on, an order that is the file's alone is most of what a model would learn from.
 _MOSTLY_TIED = 0.5
@@ -85,4 +86,4 @@ def _print_paper(rows: dict[str, dict[str, Any]], console: Console) -> None:
 def _holdout(protocol: dict[str, Any]) -> str:
     if protocol["cutoff"] is None:
         return ""
-    return f", {say_window(protocol['window'])} from {say_moment(protocol['cutoff'])}"
+    return f", {say_duration(protocol['window'])} from {say_moment(protocol['cutoff'])}"

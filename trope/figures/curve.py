@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trope.config import read_toml
 from trope.figures.style import GREY, RESULT, Drawn, finish, page, unavailable
-from trope.runs import CONFIG
-from trope.train.log import NAME as LOG
+from trope.runs import CONFIG, LOG
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from trope.runs import BEST, CARD, CATALOGUE, CONFIG
+
 # What a model or a run folder consists of; a repository's other files stay where they are.
-PATTERNS = ("*.safetensors", "*.json", "README.md", "config.toml", "best/*", "catalogue/*")
+PATTERNS = ("*.safetensors", "*.json", CARD, CONFIG, f"{BEST}/*", f"{CATALOGUE}/*")
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 

@@ -30,10 +30,11 @@ from trope.models.layers import Context, Rotation, first_rotary, make_blocks, re
 from trope.rotary.base import sequence_of
 from trope.rotary.readout import TimeReadout
 from trope.rotary.trope import DAY, WEEK, YEAR, TRoPE, query_times
+from trope.runs import CARD, WEIGHTS
+from trope.runs import MODEL_CONFIG as CONFIG
 
 PERIODS = {"day": DAY, "week": WEEK, "year": YEAR}  # of rotary.jitter
 FORMAT = "trope-model-1"
-WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
 
 class SequentialRecommender(nn.Module):

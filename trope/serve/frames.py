@@ -5,12 +5,15 @@ pandas, polars and Arrow tables are read column by column; none of the three is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import narwhals.stable.v2 as nw
 import numpy as np
 import numpy.typing as npt
+
+from trope.times import Moment, parse_moment
 
 USER, ITEM, TIME = "user_id", "item_id", "timestamp"
 SCORE, RANK = "score", "rank"
@@ -69,6 +72,19 @@ def column_per_user(events: Events, column: str) -> dict[int | str, Any]:
                 f"column {column!r} must have one value per user, got {found[user]} and {value} for user {user!r}"
             )
     return found
+
+
+def moments_per_user(t_now: Moment | Mapping[int | str, Moment], users: Sequence[int | str]) -> list[int]:
+    """Unix seconds for each user, from one moment for all or from a mapping by user."""
+    if not isinstance(t_now, Mapping):
+        return [parse_moment(t_now)] * len(users)
+    missing = [user for user in users if user not in t_now]
+    if missing:
+        raise ValueError(
+            f"t_now has no moment for {len(missing):,} of {len(users):,} users, the first is {missing[0]!r}; "
+            "give one for every user in events"
+        )
+    return [parse_moment(t_now[user], f"t_now of user {user!r}") for user in users]
 
 
 def write_recommendations(
