@@ -44,19 +44,19 @@ _MAY_CHANGE = {"train.epochs", "train.min_epochs", "train.early_stop"}
 
 
 class Dataset(Protocol):
-    """What a run folder records of its dataset; `trope.data.sequences.Sequences` is one."""
+    """What `open_run` needs of a dataset; `trope.data.sequences.Sequences` provides it."""
 
     def describe(self) -> dict[str, Any]:
-        """What identifies the dataset, and where it is."""
+        """Path, checksum, protocol and counts of the dataset."""
 
     def write_catalogue(self, folder: Path) -> None:
         """Copy the items' original ids and names into `folder`."""
 
 
 def open_run(run: Path, data: Dataset, config: Config, resume: bool) -> None:
-    """Make a run folder, or with `resume` check that it is of this config and this dataset.
+    """Make a run folder. With `resume`, check that an existing one has this config and this dataset.
 
-    A folder where nothing has begun yet may be resumed as well, so that one command serves for every start.
+    An empty folder may be resumed too, so the same command can start and continue a run.
     """
     if run.exists() and not run.is_dir():
         raise FileExistsError(f"{run} exists and is not a folder; choose another --out")
@@ -81,7 +81,7 @@ def ranks_path(run: Path, split: str) -> Path:
 
 
 def read_data(run: Path) -> dict[str, Any]:
-    """What `Dataset.describe` said when the run began."""
+    """What `Dataset.describe` returned when the run began."""
     try:
         return json.loads((run / DATA).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -91,12 +91,12 @@ def read_data(run: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON that is whole or not there."""
+    """Write a JSON file, whole or not at all."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that is whole or not there."""
+    """Write a text file, whole or not at all."""
     with atomic_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""The command `trope evaluate`: a run's best model and popularity baselines, ranked alike, in one table."""
+"""The command `trope evaluate`: one table of a run's best model and the popularity baselines."""
 
 from __future__ import annotations
 

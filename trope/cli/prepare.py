@@ -1,4 +1,4 @@
-"""The command `trope prepare`: options in, a moving bar, and a closing summary out."""
+"""The command `trope prepare`: an event log becomes a dataset to train on."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ def prepare(
         list[str] | None, typer.Option(help="Keep this event type; may be repeated.", rich_help_panel=_FILTERS)
     ] = None,
     since: Annotated[
-        str | None, typer.Option(help="First moment to keep: 2017-12-20, ...", rich_help_panel=_FILTERS)
+        str | None,
+        typer.Option(help="Keep events from this moment on: 2017-12-20 (0:00 UTC), ...", rich_help_panel=_FILTERS),
     ] = None,
     until: Annotated[
         str | None,
-        typer.Option(help="First moment not to keep: 2017-12-20T18:00:00Z, ...", rich_help_panel=_FILTERS),
+        typer.Option(help="Keep events before this moment: 2017-12-20T18:00:00Z, ...", rich_help_panel=_FILTERS),
     ] = None,
     on_bad: Annotated[
         str, typer.Option(help="At a bad row: fail, or skip and count it.", rich_help_panel=_FILTERS)
@@ -135,7 +136,7 @@ def prepare(
 
 @contextmanager
 def _generated(request: Request, out: Path) -> Iterator[Request]:
-    """The request, with the calendar shop generated for the time being where it was asked for without files."""
+    """The request; the calendar shop without files is generated into a temporary folder."""
     from trope.data.sources.resolve import SHOP
 
     if request.text != SHOP or request.raw is not None:
@@ -149,7 +150,7 @@ def _generated(request: Request, out: Path) -> Iterator[Request]:
 
 @contextmanager
 def _bar() -> Iterator[StageReport]:
-    """A line on the terminal that names the stage and always moves: a bar where the total is known."""
+    """A progress line on the terminal: the stage's name, and a bar where the share done is known."""
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar

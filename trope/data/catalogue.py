@@ -1,9 +1,9 @@
-"""What a run keeps of the dataset it was trained on: its items' original ids and names.
+"""The catalogue in a run folder: original ids and names of the items that the model was trained on.
 
     RUN/catalogue/item_ids*.npy, item_names*.npy   copies of the dataset's files (see `trope.data.folder`)
     RUN/catalogue/catalogue.json                   size and SHA-256 of each copy
 
-With it a run is served from its folder alone.
+A run with its catalogue can be served without the dataset.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Catalogue:
 
 
 def write_catalogue(path: Path, meta: dict[str, Any], folder: Path) -> None:
-    """Copy the ids and names of a dataset's items into `folder`; its record comes last, so that it vouches for them.
+    """Copy the ids and names of a dataset's items into `folder`; the record is written last.
 
     path, meta: the prepared dataset and its meta.json.
     """

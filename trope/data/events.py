@@ -1,4 +1,4 @@
-"""From raw columns to events: times as whole ticks, integer ids where ids are integers, bad rows found and named."""
+"""Check raw columns and turn them into events: whole ticks, integer ids where all are integers, bad rows listed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ibis
 import ibis.expr.types as ir
 
 from trope.data.engines.base import ROW_BITS, BadRow, RawEvents
-from trope.data.sources.source import Source
+from trope.data.sources.description import Source
 
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -24,7 +24,7 @@ _NO_NUMBER, _NO_DATE = "time is missing or not a number", "time is missing or no
 
 @dataclass(frozen=True)
 class BadRows:
-    """How many rows were bad and why, and where the first few are."""
+    """The number of bad rows, by reason, and the first few of them."""
 
     count: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class BadRows:
 class Events:
     """Valid events: columns `user`, `item`, `tick`, `place`, and `basket` and `event` where the source has them.
 
-    ticks: of a second. rows: read in all, bad ones included.
+    ticks: units of `tick` in a second. rows: all rows read, bad ones included.
     """
 
     table: ir.Table
@@ -50,7 +50,7 @@ class Events:
 
 
 def clean(raw: RawEvents, source: Source, skip_bad: bool) -> Events:
-    """Check every row; bad ones are an error, or with `skip_bad` left out and counted."""
+    """Check every row. Bad rows are an error; with `skip_bad` they are left out and counted."""
     kind = raw.table.time.type()
     if raw.time_unit == "iso":
         todo = "cast it to a timestamp" if kind.is_string() else "pass --time-unit s, ms, us or ns"
@@ -170,7 +170,7 @@ def _check_unit(facts: dict[str, Any], unit: str, source: Source) -> None:
 
 
 def _other_unit(table: ir.Table, no_time: str) -> str:
-    """What to do where the first times without a tick are dates read as numbers or numbers read as dates, else ""."""
+    """Advice where the first unreadable times are dates read as numbers, or numbers read as dates; else ""."""
     if "written" not in table.columns:
         return ""
     bad = table.filter((table.reason == no_time) & table.written.notnull())

@@ -1,4 +1,4 @@
-"""The user's next later time: what an event is to predict where several share a time and their order says nothing.
+"""Targets from the user's next later time, for data where several events share a time and their order means nothing.
 
 A basket is one moment: its lines are in the order of the file, often sorted by product, and "the next line" is then a
 pattern of the file and not of the buyer. `model.predicts = "next-moment"` takes an event's target from the events of
@@ -18,9 +18,10 @@ from trope.data.sequences import Sequences
 
 
 class Moments(NamedTuple):
-    """Of each training event the events of its user's next later time, as a range; events without one are their own.
+    """For each training event, the range of events at its user's next later time.
 
-    inputs: how many of each user's training events have a later one, all but those of the last moment.
+    first, size: the range. An event without a later time has the range of itself.
+    inputs: the number of each user's training events that have a later time.
     """
 
     first: Tensor  # [N] int64
@@ -34,7 +35,7 @@ class Moments(NamedTuple):
 
 
 def next_moments(data: Sequences) -> Moments:
-    """Among training events only: a moment ends where a user's training does, though the split may lie within it."""
+    """The next moments among training events. A moment that the split cuts ends at the last training event."""
     total, device = data.num_events, data.device
     place_N = torch.arange(total, device=device)
     begins_U, train_end_U = data.offsets[:-1], data.train_end.long()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import ibis.expr.types as ir
 
-from trope.data.sources.source import Lookup, Source
+from trope.data.sources.description import Lookup, Source
 
 # place = file number << ROW_BITS | row number
 ROW_BITS = 40

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents
-from trope.data.sources.source import Lookup, Source
+from trope.data.sources.description import Lookup, Source
 
 # Most of a laptop's 8 GB; the process needs some beside DuckDB's own limit.
 _MEMORY = "5GB"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trope.data.engines.base import Engine
-from trope.data.sources.source import Source
+from trope.data.sources.description import Source
 
 ENGINES = ("duckdb", "spark")
 

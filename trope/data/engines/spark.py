@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents
-from trope.data.sources.source import Lookup, Source
+from trope.data.sources.description import Lookup, Source
 
 _BROKEN = "_broken"
 

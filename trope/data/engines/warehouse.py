@@ -1,4 +1,4 @@
-"""The database that holds a table of events already: the expressions run there, and only the result is fetched."""
+"""A database that already holds the events: the expressions run there, and only the result is fetched."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ibis
 import ibis.expr.types as ir
 
 from trope.data.engines.base import RawEvents
-from trope.data.sources.source import Lookup, Source
+from trope.data.sources.description import Lookup, Source
 
 
 class Warehouse:

@@ -1,4 +1,4 @@
-"""Durations on a logarithmic scale with the names people use."""
+"""Histograms of durations: bins on a logarithmic scale, summed by unit (seconds, minutes, … years)."""
 
 from __future__ import annotations
 
