@@ -19,9 +19,8 @@ from trope.config import PRESETS, Config
 from trope.experiments.pool import Variant
 from trope.experiments.recipes import find
 from trope.experiments.variants import NAMED
-from trope.runs import CONFIG, ENVIRONMENT, METRICS
+from trope.runs import CONFIG, ENVIRONMENT, LOG, METRICS
 from trope.settings import preset, read_toml, to_dict
-from trope.train.log import NAME as LOG
 
 ROOT = Path(__file__).parent.parent
 CSV = ROOT / "results" / "tried.csv"

@@ -44,7 +44,7 @@ from trope.figures.numbers import (
     strength,
 )  # fmt: skip
 from trope.figures.run import RunView, burstiness, example, histories, open_run, test_users
-from trope.figures.style import balance, content, duration, finish, page
+from trope.figures.style import balance, content, finish, page
 from trope.kernels.attention.reference import attention, time_buckets
 from trope.kernels.norm import norm
 from trope.kernels.project import project
@@ -53,7 +53,7 @@ from trope.models.hstu import HSTUBlock
 from trope.models.recommender import SequentialRecommender
 from trope.rotary import IndexRoPE, TRoPE, query_times
 from trope.runs import open_run as make_run
-from trope.times import DAY, MONTH, YEAR
+from trope.times import DAY, MONTH, YEAR, say_short
 from trope.train.loop import train
 
 test_users.__test__ = False  # type: ignore[attr-defined]
@@ -328,7 +328,7 @@ def test_small_numbers() -> None:
         YEAR: "1 y",
         1e12: "over 1000 y",
     }
-    assert {seconds: duration(seconds) for seconds in told} == told
+    assert {seconds: say_short(seconds) for seconds in told} == told
 
 
 def test_top_items_at_the_same_moment_are_the_same(run: Path) -> None:

@@ -108,14 +108,6 @@ def test_durations() -> None:
     assert list(units.values()) == [1, 2, 2, 0, 1, 1, 0, 1]
     assert durations.median(durations.count_durations(np.full(9, 1_000))) == pytest.approx(1_000, rel=0.5)
     assert durations.median(durations.count_durations(np.zeros(3, np.int64))) == 0
-    assert [durations.say(n) for n in (0, 1, 90, 7_200, 172_800, float("nan"))] == [
-        "0 seconds",
-        "1.0 seconds",
-        "1.5 minutes",
-        "2.0 hours",
-        "2.0 days",
-        "none",
-    ]
 
 
 def test_mutual_information() -> None:

@@ -26,7 +26,7 @@ from trope.experiments.report.html import to_html
 from trope.experiments.report.markdown import to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section
 from trope.experiments.variants import choose, common_settings
-from trope.train.loop import REFIT
+from trope.runs import REFIT
 
 # Places of the positive: good is nearly always first, fair a little behind, poor far behind.
 PLACES = {"good": 1, "fair": 3, "poor": 9}

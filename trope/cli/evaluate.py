@@ -1,4 +1,4 @@
-"""The command `trope evaluate`: a run's best model and popularity baselines, ranked alike, in one table."""
+"""The command `trope evaluate`: one table of a run's best model and the popularity baselines."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def evaluate(
     from trope.evaluate.evaluation import evaluate as evaluate_model
     from trope.evaluate.evaluation import rank_users
     from trope.models.recommender import SequentialRecommender
-    from trope.runs import CONFIG, write_json
+    from trope.runs import BEST, CONFIG, write_json
     from trope.train.distributed import choose_device
 
     store = Sequences.of_run(run, data)
-    model = SequentialRecommender.from_pretrained(run / "best")
+    model = SequentialRecommender.from_pretrained(run / BEST)
     config = _configure(run / CONFIG, settings or [])
     if split == "valid" and config.train.refit:
         typer.secho(f"trope: {run} was refitted on the validation events (train.refit): it has seen them", err=True)

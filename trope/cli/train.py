@@ -1,4 +1,4 @@
-"""The command `trope train`; `trope.cli.main` hangs it in."""
+"""The command `trope train`: train a model on a prepared dataset."""
 
 from __future__ import annotations
 

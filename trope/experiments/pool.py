@@ -31,10 +31,10 @@ from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
 from trope.evaluate.metrics import Floats, per_user
-from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, write_text
+from trope.runs import CONFIG, ENVIRONMENT, METRICS, OUTPUT, ranks_path, read_data, write_text
 from trope.settings import preset, read_saved_toml, to_dict
 
-RESULTS, OUTPUT = "results.jsonl", "output.txt"
+RESULTS = "results.jsonl"
 _POLL_SECONDS = 0.2
 
 
@@ -58,7 +58,7 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether it was trained and tested."""
-        return (self.folder / METRICS).is_file() and saved_ranks.path_of(self.folder, "test").is_file()
+        return (self.folder / METRICS).is_file() and ranks_path(self.folder, "test").is_file()
 
     @property
     def settings(self) -> list[str]:

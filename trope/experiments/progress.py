@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trope.experiments.pool import Run
-from trope.runs import METRICS
-from trope.train.log import NAME
-from trope.train.loop import REFIT
+from trope.runs import LOG, METRICS, REFIT
 
 
 @dataclass
@@ -48,7 +46,7 @@ class Progress:
             return self
         self.is_refitting = (self.run.folder / REFIT).is_dir()
         try:
-            with (self.run.folder / NAME).open("rb") as file:
+            with (self.run.folder / LOG).open("rb") as file:
                 self._read_on(file)
         except OSError:
             pass  # it has not begun, or cannot; `run_all` says why

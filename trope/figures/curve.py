@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trope.figures.style import GREY, RESULT, Drawn, finish, page, unavailable
-from trope.runs import CONFIG
+from trope.runs import CONFIG, LOG
 from trope.settings import read_saved_toml
-from trope.train.log import NAME as LOG
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

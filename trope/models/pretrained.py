@@ -17,13 +17,13 @@ from torch import Tensor
 from trope.atomic import atomic_folder
 from trope.config import Config
 from trope.environment import __version__
+from trope.runs import BEST, CARD, CATALOGUE, CONFIG, MODEL_CONFIG, WEIGHTS
 from trope.settings import from_dict, migrate, to_dict
 
 FORMAT = "trope-model-2"
 OLDER_FORMATS = ("trope-model-1",)  # whose configs had settings that are gone, see `trope.settings.migrate`
-WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 # What a model or a run folder consists of; a repository's other files are not fetched.
-PATTERNS = ("*.safetensors", "*.json", "README.md", "config.toml", "best/*", "catalogue/*")
+PATTERNS = ("*.safetensors", "*.json", CARD, CONFIG, f"{BEST}/*", f"{CATALOGUE}/*")
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -60,17 +60,17 @@ def save(model: Model, folder: Path) -> None:
             "format": FORMAT, "trope": __version__, "num_items": model.num_items,
             "time_span": list(model.time_span), "config": to_dict(model.config),
         }  # fmt: skip
-        (partial / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        (partial / MODEL_CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         (partial / CARD).write_text(_card(described), encoding="utf-8")
 
 
 def read_config(folder: Path) -> SavedConfig:
     """config.json, checked: it may come from anywhere, and from an older version."""
-    path = folder / CONFIG
+    path = folder / MODEL_CONFIG
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{folder} holds no {CONFIG}; is it the folder of a trained model?") from None
+        raise FileNotFoundError(f"{folder} holds no {MODEL_CONFIG}; is it the folder of a trained model?") from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}; copy the checkpoint again") from None
     if not isinstance(described, dict) or described.get("format") not in (FORMAT, *OLDER_FORMATS):

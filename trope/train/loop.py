@@ -30,9 +30,9 @@ from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
 from trope.evaluate.evaluation import evaluate
 from trope.models.recommender import SequentialRecommender
-from trope.runs import METRICS, open_run, write_json
+from trope.runs import BEST, METRICS, REFIT, open_run, write_json
 from trope.train import checkpoint
-from trope.train.checkpoint import BEST, Checkpoints, TrainState
+from trope.train.checkpoint import Checkpoints, TrainState
 from trope.train.distributed import Group, process_group
 from trope.train.divergence import DivergenceGuard
 from trope.train.fused import FusedStep
@@ -42,7 +42,6 @@ from trope.train.step import Feed, Objective, seed_for
 
 LOG_EVERY = 50
 PLATEAU_FACTOR = 0.1  # the paper's: what the learning rate is multiplied by when validation stalls
-REFIT = "refit"
 
 
 class Interrupted(Exception):

@@ -1,4 +1,4 @@
-"""What temporal structure a prepared dataset has: measured, then shown in the terminal or as one HTML page."""
+"""The temporal structure of a prepared dataset: measured, then shown in the terminal or as one HTML page."""
 
 from trope.data.inspect.calendar import CalendarSignal
 from trope.data.inspect.measure import Report, inspect

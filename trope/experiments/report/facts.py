@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from trope.data.protocols import Protocol, say_window
+from trope.data.protocols import Protocol
 from trope.evaluate import saved_ranks
 from trope.experiments.train_many import Trained
+from trope.times import say_duration, say_minute
 
 _PROTOCOLS = {
     "loo-strict": "the last event of each user is the test, the one before it validation",
@@ -87,8 +87,8 @@ def choice(protocol: Protocol, criterion: str, is_refit: bool = False) -> str:
 def _window(protocol: Protocol) -> str:
     if protocol.cutoff is None or protocol.window is None:
         return ""
-    start = datetime.fromtimestamp(protocol.cutoff, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"; the test begins {start} and lasts {say_window(protocol.window)}, validation is the window before it"
+    start = say_minute(protocol.cutoff)
+    return f"; the test begins {start} and lasts {say_duration(protocol.window)}, validation is the window before it"
 
 
 def _machines(lines: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
