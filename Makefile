@@ -23,9 +23,9 @@ demo: setup
 	$(BIN)/python -m trope.demo
 
 # A recipe of configs/, from raw events to report: make reproduce DATA=globo-news SOURCE=clicks.parquet JOBS=3
-# (docs/reproduce.md). The interpreter is for tests; where there is a GPU, the kernels are to run on it.
+# (docs/reproduce.md). TRITON_INTERPRET is for tests; on a GPU the kernels must be compiled.
 reproduce: setup
-	env -u TRITON_INTERPRET $(BIN)/python -m trope.experiments.recipes $(DATA) $(if $(SOURCE),--source $(SOURCE)) \
+	env -u TRITON_INTERPRET $(BIN)/python -m trope reproduce $(DATA) $(if $(SOURCE),--source $(SOURCE)) \
 	  $(if $(JOBS),--jobs $(JOBS)) $(if $(SEEDS),--seeds $(SEEDS)) $(foreach setting,$(SET),--set $(setting))
 
 test: lint unit

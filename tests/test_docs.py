@@ -49,6 +49,22 @@ def test_a_stale_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tables.written(page) == page
 
 
+def test_the_headline_table_stands_on_two_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import tables
+
+    found = {page for page in tables.PAGES if "<!-- table: headline -->" in (ROOT / page).read_text()}
+    assert found - {"docs/findings.md"} == tables.HEADLINE_PAGES
+
+
+def test_a_table_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import tables
+
+    with pytest.raises(SystemExit, match=r"a page asks for 'headlien', which does not exist; there are .*headline"):
+        tables.written("<!-- table: headlien -->\n<!-- end -->")
+
+
 def test_the_readme_snippets_run() -> None:
     text = (ROOT / "README.md").read_text()
     snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -18,6 +18,7 @@ from trope.cli import evaluate as evaluate_command
 from trope.cli import figures as figures_command
 from trope.cli import prepare as prepare_command
 from trope.cli import recommend as recommend_command
+from trope.cli import reproduce as reproduce_command
 from trope.cli import train as train_command
 from trope.environment import __version__
 
@@ -36,6 +37,7 @@ app.command()(train_command.train)
 app.command()(evaluate_command.evaluate)
 app.command()(compare_command.compare)
 app.command()(ablate_command.ablate)
+app.command()(reproduce_command.reproduce)
 app.command()(figures_command.figures)
 app.command()(recommend_command.recommend)
 
