@@ -27,6 +27,7 @@ from trope.experiments.report.html import to_html
 from trope.experiments.report.markdown import to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section
 from trope.experiments.variants import choose
+from trope.figures import html
 from trope.train.loop import REFIT
 
 # Places of the positive: good is nearly always first, fair a little behind, poor far behind.
@@ -138,11 +139,11 @@ class Checker(HTMLParser):
 
 
 def test_the_html_is_whole_alone_and_says_what_the_markdown_says(reported: Path) -> None:
-    html = (reported / "report.html").read_text()
+    text = (reported / "report.html").read_text()
     checker = Checker()
-    checker.feed(html)
-    assert not checker.open and "prefers-color-scheme: dark" in html and "http" not in html
-    plain = re.sub(r"<[^>]+>", "", html)
+    checker.feed(text)
+    assert not checker.open and "prefers-color-scheme: dark" in text and "http" not in text
+    plain = re.sub(r"<[^>]+>", "", text)
     numbers = re.findall(r"[+-]?\d+\.\d\d", (reported / "report.md").read_text().replace("\\", ""))
     assert len(numbers) > 60 and all(number in plain for number in numbers)
 
@@ -215,6 +216,21 @@ def test_markup_in_names_stays_text() -> None:
     assert "<b>x</b>" not in to_html(page) and "&lt;b&gt;x" in to_html(page) and "w &amp; w" in to_html(page)
     assert "a\\_b\\*c\\|d" in to_markdown(page) and "\\<b>x" in to_markdown(page)
     assert '<b>1</b><small class="worse">2 *</small>' in to_html(page) and "**1** (2) \\*" in to_markdown(page)
+
+
+def test_the_shell_escapes_whatever_is_text() -> None:
+    bad = '<i>"&'
+    page = html.document(
+        bad, html.heading(bad), html.paragraph(bad), html.warning(bad), html.bullets([bad]), html.facts([(bad, bad)]),
+        html.cards(html.card(bad, html.text(bad))), html.details(bad), html.picture(b"<svg/>", alt=bad, caption=bad),
+    )  # fmt: skip
+    assert "<i>" not in page and page.count("&lt;i&gt;") == 12 and 'alt="&lt;i&gt;&quot;&amp;"' in page
+
+
+def test_no_other_module_writes_a_page_of_its_own() -> None:
+    package = Path(html.__file__).parents[1]
+    holders = [path for path in package.rglob("*.py") if "<!doctype" in path.read_text().lower()]
+    assert holders == [Path(html.__file__)]
 
 
 def log(run: Run, *rows: dict[str, float], mode: str = "a", end: str = "\n") -> None:

@@ -194,8 +194,8 @@ def _table(kind: type[_Table], values: Any, where: str) -> _Table:
     _check_names(values, set(known), where)
     for name, value in values.items():
         _check_type(value, str(known[name].type), f"{where}.{name}")
-    has_default = (name for name, each in known.items() if (each.default, each.default_factory) != (MISSING, MISSING))
-    if missing := [name for name in known if name not in {*values, *has_default}]:
+    needed = {name for name, each in known.items() if each.default is MISSING and each.default_factory is MISSING}
+    if missing := sorted(needed - set(values)):
         raise ValueError(f"{where} needs {', '.join(missing)}, got {', '.join(values) or 'nothing'}")
     return kind(**values)
 

@@ -34,13 +34,18 @@ p { max-width: 50rem; margin: .25rem 0 .75rem; } .soft { color: var(--soft); } u
   grid-template-columns: repeat(auto-fit, minmax(min(100%, var(--card, 18rem)), 1fr)); }
 .cards .card { margin: 0; } .cards.wide { --card: 31rem; }
 figure { margin: 0; } figcaption { color: var(--soft); font-size: .875rem; margin-top: .5rem; }
-img { display: block; width: 100%; height: auto; background: #fff; border-radius: .25rem; }
+img { display: block; width: 100%; height: auto; background: #fff; border-radius: .25rem;
+  padding: .5rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .7rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child, .text th, .text td { text-align: left; } th { white-space: nowrap; }
+th:first-child, td:first-child, .text th, .text td { text-align: left; }
+th, td { white-space: nowrap; } .text td { white-space: normal; }
 thead th { border-bottom: 2px solid var(--ink); vertical-align: bottom; }
 tbody th { font-weight: 400; } tbody tr:nth-child(even) { background: var(--band); }
+/* The name of a row stays in sight while a wide table scrolls. */
+tr > th:first-child { position: sticky; left: 0; background: var(--paper); }
+tbody tr:nth-child(even) > th:first-child { background: var(--band); }
 u { text-underline-offset: .2em; text-decoration-thickness: 1.5px; }
 small { display: block; color: var(--soft); white-space: nowrap; font-weight: 400; }
 .text small { white-space: normal; }
@@ -78,7 +83,8 @@ def heading(title: str) -> Markup:
 def paragraph(words: str, soft: bool = False) -> Markup:
     """A paragraph; soft: in a quieter colour."""
     kind = ' class="soft"' if soft else ""
-    return Markup(f"<p{kind}>{escape(words)}</p>")
+    whole = escape(words).replace(" %", "&nbsp;%")  # no line break between a number and its percent sign
+    return Markup(f"<p{kind}>{whole}</p>")
 
 
 def warning(words: str) -> Markup:
