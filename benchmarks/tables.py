@@ -21,9 +21,9 @@ from typing import Any
 from table_parts import ROOT, markdown, rows
 from tables_speed import SPEED
 
-from trope.config import preset
 from trope.experiments.recipes import Recipe, recipe_files
 from trope.experiments.report.comparison import seconds_per_epoch
+from trope.settings import preset
 
 # docs/tried.md has conclusions; its numbers are in results/tried.csv.
 PAGES = (

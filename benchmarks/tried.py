@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trope.config import PRESETS, Config, preset, read_toml, to_dict
+from trope.config import PRESETS, Config
 from trope.experiments.pool import Variant
 from trope.experiments.recipes import find
 from trope.experiments.variants import NAMED
 from trope.runs import CONFIG, ENVIRONMENT, METRICS
+from trope.settings import preset, read_toml, to_dict
 from trope.train.log import NAME as LOG
 
 ROOT = Path(__file__).parent.parent

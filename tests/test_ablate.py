@@ -14,11 +14,12 @@ from training import SIZE, tiny_data
 from typer.testing import CliRunner, Result
 
 from trope.cli import main as cli
-from trope.config import Config, preset
+from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.experiments.ablation import FULL, ROWS, select, variants
 from trope.experiments.pool import Run
 from trope.models.recommender import SequentialRecommender
+from trope.settings import preset
 
 PAPER = [
     "T-RoPE", "- Non-Stationary", "- shifted", "- multiscale freq. bank", "- abs. time embedding (HSTU + Time RAB)",

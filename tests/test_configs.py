@@ -9,7 +9,6 @@ import sys
 import tomllib
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
@@ -17,11 +16,11 @@ from data_logs import random_log, write_parquet
 
 from trope.cli.main import app
 from trope.cli.train import resolve_config
-from trope.config import Config, from_dict, preset, to_dict
 from trope.experiments import recipes
 from trope.experiments.config_file import common_settings, read_tables, settings_of_file
 from trope.experiments.recipes import Recipe, find, recipe_files
 from trope.experiments.variants import choose, configure
+from trope.settings import from_dict, migrate, preset, to_dict
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
@@ -61,12 +60,6 @@ def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
-
-
-def known(config: dict[str, Any]) -> Config:
-    """A recorded config without the settings that trope no longer has."""
-    today = to_dict(Config())
-    return from_dict({g: {n: v for n, v in entries.items() if n in today[g]} for g, entries in config.items()})
 
 
 def test_there_is_one_for_every_set_of_the_paper_and_of_ours() -> None:
@@ -166,7 +159,8 @@ def test_what_was_measured_was_measured_with_this_recipe(target: str) -> None:
             continue  # a variant that was measured besides, with a setting that trope no longer has
         own = run["settings"][len(measured["settings"]) :]
         today = preset(run["model"], [*common, *own, f"train.seed={run['seed']}"])
-        assert known(run["config"]).resolved == today.resolved, "measured with another preset than today's"
+        recorded = from_dict(migrate(run["config"], training=True))
+        assert recorded.resolved == today.resolved, "measured with another preset than today's"
         checked.add(run["name"])
     assert {"hstu-time", "hstu-trope"} <= checked
     assert recipe.dataset(target).protocol == measured["data"]["protocol"]["name"]

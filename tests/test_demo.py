@@ -12,7 +12,6 @@ import typer
 from data_logs import loose, prepared, write_parquet
 
 from trope.cli import demo
-from trope.config import preset
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
 from trope.experiments.season import FORTNIGHTS, events_until, find_seasons, fortnights, histories_until, recommended
@@ -20,6 +19,7 @@ from trope.figures import season as demo_figure
 from trope.models.recommender import SequentialRecommender
 from trope.runs import open_run
 from trope.serve.recommender import Recommender
+from trope.settings import preset
 from trope.times import DAY
 
 START = 1_483_228_800  # 2017-01-01

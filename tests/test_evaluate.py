@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from trope.cli.main import app
-from trope.config import EvalConfig, preset, to_toml
+from trope.config import EvalConfig
 from trope.data.protocols import Protocol
 from trope.data.sequences import EvalBatch, Sequences
 from trope.evaluate import ranking_dot, saved_ranks
@@ -23,6 +23,7 @@ from trope.evaluate.evaluation import evaluate, rank_users
 from trope.kernels.ranking import Catalogue
 from trope.models.recommender import SequentialRecommender
 from trope.runs import DATA, write_json
+from trope.settings import preset, to_toml
 
 MAX_LEN = 6
 PROTOCOLS = {

@@ -22,13 +22,13 @@ from training import SIZE, last_step, tiny, tiny_data
 from typer.testing import CliRunner, Result
 
 from trope.cli import main as cli
-from trope.config import to_toml
 from trope.data.sequences import Sequences
 from trope.experiments import pool as experiments
 from trope.experiments import train_many
 from trope.experiments.pool import Outcome, Run, Variant, plan, run_all
 from trope.experiments.variants import choose
 from trope.runs import write_json, write_text
+from trope.settings import to_toml
 
 MODELS, SEEDS = ("hstu", "sasrec"), (0, 1)
 SETTINGS = (*SIZE, "train.epochs=1")

@@ -49,9 +49,9 @@ from trope.kernels.attention.reference import attention, time_buckets
 from trope.kernels.norm import norm
 from trope.kernels.project import project
 from trope.kernels.sequence_bounds import SequenceBounds
-from trope.models.layers import HSTUBlock
+from trope.models.hstu import HSTUBlock
 from trope.models.recommender import SequentialRecommender
-from trope.rotary.trope import IndexRoPE, TRoPE, query_times
+from trope.rotary import IndexRoPE, TRoPE, query_times
 from trope.runs import open_run as make_run
 from trope.times import DAY, MONTH, YEAR
 from trope.train.loop import train
@@ -201,11 +201,11 @@ def test_attention_maps_are_what_the_model_computes(run: Path) -> None:
     maps = attention_maps(view.model, batch)
     looking_from = query_times(batch.times, t_now=batch.t_now)
     assert len(maps) == len(seen) == 2
-    for (block, (x, delta, context)), one in zip(seen, maps, strict=True):
+    for (block, (stream, context)), one in zip(seen, maps, strict=True):
         with torch.no_grad():
-            weights, _ = hstu_weights(block, x, delta, context, times=batch.times, looking_from=looking_from)
-            _, normed = norm(x, delta, out_dtype=context.dtype)
-            _, v, q, k = block._silu_rotate(project(normed, block.uvqk), context)
+            weights, _ = hstu_weights(block, stream, context)
+            _, normed = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
+            _, v, q, k = block.split(project(normed, block.uvqk), context)
             buckets = time_buckets(looking_from, batch.times, len(block.bias.time) - 1)
             bounds = SequenceBounds.padded(batch.lengths, len(q))
             expected = attention(q, k, v, bounds, block.max_len, block.bias.position, block.bias.time, buckets)

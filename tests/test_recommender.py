@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from trope.cli.main import app
-from trope.config import preset
 from trope.data.catalogue import Catalogue
 from trope.data.sequences import Sequences
 from trope.models.recommender import SequentialRecommender
 from trope.runs import open_run
 from trope.serve.moments import unix_seconds
 from trope.serve.recommender import Histories, Recommender, best_items
+from trope.settings import preset
 
 NOW = START + 2_000_000
 MAX_LEN = 8

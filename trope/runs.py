@@ -21,7 +21,8 @@ from typing import Any, Protocol
 
 from trope import environment
 from trope.atomic import atomic_file
-from trope.config import Config, read_toml, to_dict, to_toml
+from trope.config import Config
+from trope.settings import read_saved_toml, to_dict, to_toml
 
 CONFIG, ENVIRONMENT, DATA, METRICS, CATALOGUE = "config.toml", "env.json", "data.json", "metrics.json", "catalogue"
 # How long to train may change from one part of a run to the next; what is trained may not.
@@ -82,7 +83,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _check_config(run: Path, config: Config) -> None:
-    stored, given = to_dict(read_toml(run / CONFIG).resolved), to_dict(config.resolved)
+    stored, given = to_dict(read_saved_toml(run / CONFIG, training=True).resolved), to_dict(config.resolved)
     changed = [
         f"{group}.{name} was {stored[group][name]!r}, now {value!r}"
         for group, entries in given.items()

@@ -59,12 +59,12 @@ def evaluate(
 
 def _configure(path: Path, settings: list[str]) -> Config:
     """The run's config with settings of its evaluation changed; the rest was decided in training."""
-    from trope.config import read_toml, with_settings
+    from trope.settings import read_saved_toml, with_settings
 
     for setting in settings:
         if not setting.strip().startswith("eval."):
             raise ValueError(f"only eval.* can be set when a run is evaluated, got {setting!r}; train another run")
-    return with_settings(read_toml(path), settings)
+    return with_settings(read_saved_toml(path), settings)
 
 
 def _summary(results: dict[str, EvalResult]) -> dict[str, Any]:

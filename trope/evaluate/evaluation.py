@@ -99,7 +99,7 @@ def evaluate(
     try:
         with torch.inference_mode():
             item_VE = _item_vectors(model, data)
-            encode = _encoder(model, item_VE.device, precision or config.precision)
+            encode = _encoder(model, item_VE.device, precision or "auto")
             if resolve_backend(backend, item_VE) == "torch":
                 return rank_users(_by_vectors(encode, item_VE), data, split, config, max_len, progress)
             plan = Plan(data, split, config.filter_seen, max_len)
@@ -126,7 +126,7 @@ def rank_users(
         raise ValueError(no_users(data, split))
     users = users[torch.argsort(data.eval_batch(split, users, 1).t_now, stable=True)]
     found = []
-    for part in tqdm(users.split(config.batch), desc=f"evaluate {split}", disable=not progress, leave=False):
+    for part in tqdm(users.split(512), desc=f"evaluate {split}", disable=not progress, leave=False):
         batch = data.eval_batch(split, part, max_len)
         positives = Cells.distinct(batch.positives, batch.positive_offsets, data.num_items)
         seen = Cells.distinct(*data.seen(split, part, max_len, config.filter_seen), data.num_items)

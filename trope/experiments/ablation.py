@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trope.config import preset
 from trope.experiments.pool import Variant
 from trope.experiments.variants import NAMED
+from trope.settings import preset
 
 FULL = "full"
 _ATTENTION = NAMED["hstu-trope-attention"].settings

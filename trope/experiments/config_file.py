@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trope.config import Config, from_dict, with_settings
+from trope.config import Config
 from trope.experiments.variants import configure
+from trope.settings import from_dict, with_settings
 
 RECIPE = "recipe"
 _OF_THE_PRESET = {"model.block", "model.position_bias", "model.time_bias", "model.gate_floor"}

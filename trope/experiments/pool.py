@@ -27,11 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from trope.config import Config, preset, read_toml, to_dict
+from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
 from trope.evaluate.metrics import Floats, per_user
 from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, write_text
+from trope.settings import preset, read_saved_toml, to_dict
 
 RESULTS, OUTPUT = "results.jsonl", "output.txt"
 _POLL_SECONDS = 0.2
@@ -160,7 +161,7 @@ def describe(run: Run) -> dict[str, Any]:
     data = {key: value for key, value in metrics.pop("data").items() if key != "path"}
     return {
         "name": run.variant.name, "model": run.variant.model, "settings": list(run.variant.settings),
-        "seed": run.seed, **metrics, "data": data, "config": to_dict(read_toml(run.folder / CONFIG)),
+        "seed": run.seed, **metrics, "data": data, "config": to_dict(read_saved_toml(run.folder / CONFIG)),
         "environment": json.loads((run.folder / ENVIRONMENT).read_text(encoding="utf-8")),
     }  # fmt: skip
 
@@ -187,7 +188,7 @@ def _check_finished(runs: Sequence[Run], data: Path) -> None:
     for run in runs:
         if not run.is_finished:
             continue  # `trope train --resume` checks it itself
-        if read_toml(run.folder / CONFIG).resolved != run.config.resolved:
+        if read_saved_toml(run.folder / CONFIG).resolved != run.config.resolved:
             raise ValueError(f"{run.folder} was trained with another config, see its {CONFIG}; choose another folder")
         if read_data(run.folder)["checksum"] != checksum:
             raise ValueError(f"{run.folder} was trained on another dataset than {data}; choose another folder")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trope.config import PRESETS, Config, preset
+from trope.config import PRESETS, Config
 from trope.experiments.pool import Variant
+from trope.settings import preset
 
 _ATTENTION = ("rotary.readout=0",)
 _PRINTED = (*_ATTENTION, "rotary.phase=fp32", "rotary.conditioning=paper", "model.gate_floor=none")

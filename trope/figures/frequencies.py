@@ -32,7 +32,7 @@ from trope.figures.style import (
     sides_strip,
     unavailable,
 )  # fmt: skip
-from trope.rotary.trope import TRoPE
+from trope.rotary import TRoPE
 from trope.times import DAY, WEEK, YEAR
 
 if TYPE_CHECKING:

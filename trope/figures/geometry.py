@@ -11,7 +11,7 @@ import numpy as np
 from trope.figures.numbers import Floats, base_periods, nearest_plane
 from trope.figures.run import VISITS, RunView, example, visits
 from trope.figures.style import GREY, KEY, PALE, QUERY, Drawn, duration, finish, page
-from trope.rotary.trope import TRoPE
+from trope.rotary import TRoPE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

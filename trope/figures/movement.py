@@ -23,7 +23,7 @@ from trope.figures.style import (
     sides_strip,
     unavailable,
 )  # fmt: skip
-from trope.rotary.trope import TRoPE
+from trope.rotary import TRoPE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

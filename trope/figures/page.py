@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trope.config import read_toml, to_dict
 from trope.figures.html import Markup, card, cards, details, document, facts, heading, paragraph, picture, table, text
 from trope.figures.style import Drawn
 from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, write_text
+from trope.settings import read_saved_toml, to_dict
 
 
 def write_report(run: Path, pictures: Sequence[tuple[Drawn, bytes]], path: Path) -> Path:
     """Write the page to `path`, whole or not at all; pictures: each figure with its SVG."""
     name = run.resolve().name
-    data, config, metrics = read_data(run), to_dict(read_toml(run / CONFIG)), _read(run / METRICS)
+    data, config, metrics = read_data(run), to_dict(read_saved_toml(run / CONFIG)), _read(run / METRICS)
     model, rotary = config["model"], config["rotary"]
     about = (
         f"{model['block'].upper()}, rotary encoding: {rotary['kind']}; {model['blocks']} blocks, width "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trope.data.sequences import EvalBatch, Sequences
 from trope.models.recommender import SequentialRecommender
-from trope.rotary.trope import TRoPE
+from trope.rotary import TRoPE
 
 CANDIDATES, USERS, VISITS = 2000, 32, 7
 """Users looked through for an example, users averaged over, and moments of the example that are drawn."""

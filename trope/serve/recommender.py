@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trope.data.catalogue import Catalogue
 from trope.data.sequences import FILTERS
-from trope.models.hub import find_folder
+from trope.models.pretrained import find_folder
 from trope.models.recommender import SequentialRecommender
 from trope.rotary.checks import check_choice, check_event_values
 from trope.serve.frames import Events, column_per_user, read_events, write_recommendations
@@ -147,7 +147,7 @@ class Recommender:
     def _rank_batches(
         self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str
     ) -> Iterator[Ranking]:
-        size, total = self.model.config.eval.batch, len(t_now)
+        size, total = 512, len(t_now)
         for first in range(0, total, size):
             rows = np.arange(first, min(first + size, total))
             items_BL, times_BL, lengths_B = self._window(histories, rows)

@@ -41,6 +41,7 @@ from trope.train.optimizer import make_optimizer, set_learning_rates
 from trope.train.step import Feed, Objective, seed_for
 
 LOG_EVERY = 50
+PLATEAU_FACTOR = 0.1  # the paper's: what the learning rate is multiplied by when validation stalls
 REFIT = "refit"
 
 
@@ -131,7 +132,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config)
         self._first_rates = [float(entry["lr"]) for entry in self.optimizer.param_groups]
         self.plateau = ReduceLROnPlateau(
-            self.optimizer, "max", factor=config.train.factor, patience=config.train.patience, threshold=0.0
+            self.optimizer, "max", factor=PLATEAU_FACTOR, patience=config.train.patience, threshold=0.0
         )
         # Only now, when everything could be made of this config, does a folder appear.
         if group.is_first and factors is None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.config import preset
 from trope.evaluate.compare import Comparison
 from trope.evaluate.metrics import CUTOFFS, Floats, Interval
 from trope.experiments.pool import Variant
@@ -22,6 +21,7 @@ from trope.experiments.report.markdown import to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section, Tone
 from trope.experiments.train_many import Trained
 from trope.runs import write_text
+from trope.settings import preset
 
 MARKDOWN, HTML = "report.md", "report.html"
 Baselines = dict[str, dict[str, float]]
