@@ -148,7 +148,7 @@ def test_without_the_full_model_there_is_no_ablation(
     data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Run, "command", lambda *_: [sys.executable, "-S", "-c", "raise SystemExit(4)"])
-    with pytest.raises(ValueError, match="needs the full model and another row, and none could be trained"):
+    with pytest.raises(ValueError, match="needs the full model and another row, but none could be trained"):
         ablate(data.path, tmp_path / "runs", "--only", "fp32")
 
 

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -181,7 +180,7 @@ def show_year(data: Sequences, recommenders: dict[str, Recommender], out: Path) 
     import numpy as np
 
     from trope.experiments.season import events_until, find_seasons, fortnights, histories_until, recommended
-    from trope.figures.season import draw
+    from trope.figures.season import Panel, draw
     from trope.times import parse_moment
 
     history_end, start = parse_moment(HISTORY_END), parse_moment(YEAR_START)
@@ -190,14 +189,21 @@ def show_year(data: Sequences, recommenders: dict[str, Recommender], out: Path) 
     history = histories_until(data, users, history_end)
     is_later = fortnights(start) > history_end
     moments = fortnights(start)[is_later]
-    found = [replace(season, bought=season.bought[is_later]) for season in found]
-    shares = {}
-    for model, recommender in recommenders.items():
-        share_VF = recommended(recommender, history, moments, SWEPT, model)
-        shares[model] = [share_VF[season.items].sum(0) for season in found]
+    shares = {
+        model: recommended(recommender, history, moments, SWEPT, model) for model, recommender in recommenders.items()
+    }
+    panels = [
+        Panel(
+            season.quarter,
+            season.names,
+            season.bought[is_later],
+            {model: share_VF[season.items].sum(0) for model, share_VF in shares.items()},
+        )
+        for season in found
+    ]
     title = (
         f"The same {len(users):,} histories, asked over the year: what share of {SWEPT} recommendations is seasonal?"
     )
-    written = draw(found, shares, moments, title, out / "season")
+    written = draw(panels, moments, title, out / "season")
     console.print(f"\nwrote {' and '.join(map(str, written))}", soft_wrap=True)
     return written

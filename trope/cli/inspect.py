@@ -14,11 +14,11 @@ def inspect(
 ) -> None:
     """Show the temporal structure of a prepared dataset: lengths, gaps, activity, lifetimes, calendar signal."""
     from trope.data.inspect import inspect as measure
-    from trope.data.inspect.terminal import show
+    from trope.figures.inspect.terminal import show_report
 
     report = measure(data)
-    show(report)
+    show_report(report)
     if html is not None:
-        from trope.data.inspect.html import write_html
+        from trope.figures.inspect.page import write_page
 
-        typer.echo(f"\nwrote {write_html(report, html)}")
+        typer.echo(f"\nwrote {write_page(report, html)}")

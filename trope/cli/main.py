@@ -11,7 +11,20 @@ from typing import Annotated
 
 import typer
 
-from trope.cli import ablate, bench, compare, demo, evaluate, figures, generate, inspect, prepare, recommend, train
+from trope.cli import (
+    ablate,
+    bench,
+    compare,
+    demo,
+    evaluate,
+    figures,
+    generate,
+    inspect,
+    prepare,
+    recommend,
+    reproduce,
+    train,
+)
 from trope.environment import __version__
 
 app = typer.Typer(
@@ -22,7 +35,7 @@ app = typer.Typer(
 )
 for command in (
     demo.demo, prepare.prepare, generate.generate, inspect.inspect, train.train, evaluate.evaluate, compare.compare,
-    ablate.ablate, figures.figures, recommend.recommend,
+    ablate.ablate, reproduce.reproduce, figures.figures, recommend.recommend,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(bench.bench, name="bench")

@@ -28,8 +28,9 @@ def train(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A TOML file with all settings, instead of --model. A run's config.toml has numbers where presets "
-            "have auto: they do not follow another model.width."
+            help="A TOML file with all settings, instead of --model; or a recipe of configs/, whose sizes and training "
+            "--model then has. A run's config.toml has numbers where presets have auto: they do not follow another "
+            "model.width."
         ),
     ] = None,
     settings: Annotated[
@@ -75,15 +76,12 @@ def resolve_config(model: str | None, file: Path | None, settings: list[str], ru
     run: a run to resume; its config is the base where neither a model nor a file is given.
     """
     from trope import runs as run_folder
+    from trope.experiments.config_file import config_of_file
     from trope.experiments.variants import configure
-    from trope.settings import read_saved_toml, read_toml, with_settings
+    from trope.settings import read_saved_toml, with_settings
 
-    if model is not None and file is not None:
-        raise ValueError(f"give --model or --config, got both: {model} and {file}")
-    if model is None and file is None and run is not None and (run / run_folder.CONFIG).is_file():
+    if file is not None:
+        return config_of_file(file, model, settings, DEFAULT_MODEL)
+    if model is None and run is not None and (run / run_folder.CONFIG).is_file():
         return with_settings(read_saved_toml(run / run_folder.CONFIG, training=True), settings)
-    if file is None:
-        return configure(model or DEFAULT_MODEL, settings)
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no config file {file}")
-    return with_settings(read_toml(file), settings)
+    return configure(model or DEFAULT_MODEL, settings)
