@@ -40,6 +40,7 @@ def dropped(b_x, p_seed, stream, o_row, THRESHOLD: tl.constexpr, SCALE: tl.const
 def _keep_mask_kernel(
     p_mask, p_seed, stream, T, F, THRESHOLD: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Grid (blocks of rows,): p_mask int8 [T, F], from p_seed int64 [1] and the number of the stream."""
     o_row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_f = tl.arange(0, BLOCK)
     m_keep = keep(p_seed, stream, o_row, THRESHOLD, BLOCK)
@@ -52,13 +53,24 @@ def keep_mask(seed: Tensor, stream: int, shape: tuple[int, int], p: float) -> Te
     mask = torch.empty(shape, dtype=torch.int8, device=seed.device)
     block = max(8, triton.next_power_of_2(shape[1]))
     _keep_mask_kernel[(triton.cdiv(shape[0], 8),)](
-        mask, seed, stream, *shape, THRESHOLD=threshold(p), BLOCK_R=8, BLOCK=block, num_warps=4
+        p_mask=mask,
+        p_seed=seed,
+        stream=stream,
+        T=shape[0],
+        F=shape[1],
+        THRESHOLD=threshold(p),
+        BLOCK_R=8,
+        BLOCK=block,
+        num_warps=4,
     )
     return mask.bool()
 
 
 def dropout_arguments(dropout: float, seed: Tensor | None, fallback: Tensor) -> tuple[Tensor, dict[str, float]]:
-    """How a kernel is told about dropout: the seed's pointer (any other where there is none), and its constants."""
+    """The seed for a kernel's p_seed, and the constants THRESHOLD and SCALE.
+
+    Without dropout, THRESHOLD is 0 and the kernel never reads the seed; `fallback` is any tensor of the device.
+    """
     if seed is None or dropout == 0:
         return fallback, {"THRESHOLD": 0, "SCALE": 1.0}
     assert seed.dtype == torch.int64, "a seed is an int64 tensor on the device"
