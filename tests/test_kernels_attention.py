@@ -13,9 +13,9 @@ from trope.kernels.attention import Gaps, hstu_attention, time_gaps
 from trope.kernels.sequence_bounds import SequenceBounds
 
 pytest.importorskip("triton.language", reason="needs the package triton")
+from trope.kernels.attention import arguments as attention_arguments
 from trope.kernels.attention import bias_gradient as attention_bias_gradient
 from trope.kernels.attention import runs as attention_runs
-from trope.kernels.attention import arguments as attention_arguments
 
 FIRST = 1_600_000_000
 

@@ -1,7 +1,8 @@
 """HSTU's attention over flat tokens: the one place that decides which implementation runs.
 
-reference.py is the ground truth. triton.py is the fused forward and backward.py its backward; bias_gradient.py and runs.py
-sum the gradients of the bias weights. arguments.py names every kernel argument, tiles.py holds the shared device functions.
+reference.py is the ground truth. triton.py is the fused forward and backward.py its backward; bias_gradient.py and
+runs.py sum the gradients of the bias weights. arguments.py names every kernel argument, tiles.py holds the shared
+device functions.
 
 Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time buckets.
 """
@@ -19,8 +20,9 @@ from trope.kernels.sequence_bounds import SequenceBounds
 __all__ = ["Gaps", "hstu_attention", "time_gaps"]
 
 # Buckets of all pairs (a byte each, for all blocks) and the bias of all pairs (for all heads of a block) are kept where
-# they fit in this many bytes. Elsewhere the kernels form them tile by tile, so memory is linear in the length, and short
-# sequences do not pay for that. 256 MiB keeps both at batch 128 and 512 positions; the budget itself was not tuned.
+# they fit in this many bytes. Elsewhere the kernels form them tile by tile, so memory is linear in the length, and
+# short sequences do not pay for that. 256 MiB keeps both at batch 128 and 512 positions; the budget itself was not
+# tuned.
 CACHE_BYTES = 1 << 28
 
 

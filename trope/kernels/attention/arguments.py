@@ -31,8 +31,8 @@ from trope.kernels.attention.gaps import Gaps
 from trope.kernels.sequence_bounds import SequenceBounds
 
 # Queries and keys of a tile, fewer for short sequences. Measured on an H200: 128 was slower (docs/speed.md, "What was
-# tried and failed"), because shared memory then holds one program where it holds three. attention/runs.py counts keys of
-# a tile in 7 steps of a binary search and stores them as bytes, so a tile may not be larger than 64.
+# tried and failed"), because shared memory then holds one program where it holds three. attention/runs.py counts keys
+# of a tile in 7 steps of a binary search and stores them as bytes, so a tile may not be larger than 64.
 BLOCK = 64
 
 

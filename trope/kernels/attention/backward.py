@@ -1,13 +1,13 @@
 """The fused HSTU attention, backward: scores are computed again in tiles, none of them are kept from the forward.
 
 A tile of keys walks over the queries after it for dk and dv, on transposed scores, so that no product waits for a
-transposition. It also writes the gradient of the scores in the scores' dtype, where that fits a fixed budget. dq is then a
-product of that gradient with the keys, and the gradients of the bias weights are sums of it (attention/bias_gradient.py).
-Where it does not fit, a tile of queries walks over the keys before it and computes the gradient of the scores once more.
-No atomics, so gradients are deterministic.
+transposition. It also writes the gradient of the scores in the scores' dtype, where that fits a fixed budget. dq is
+then a product of that gradient with the keys, and the gradients of the bias weights are sums of it
+(attention/bias_gradient.py). Where it does not fit, a tile of queries walks over the keys before it and computes the
+gradient of the scores once more. No atomics, so gradients are deterministic.
 
-attention/arguments.py explains the arguments. p_ds is the kept gradient of the scores [B, H, S keys, S queries], without
-the factor 1 / n; dq, dk and dv are views of one tensor and share the strides s_dq_t and s_dq_h.
+attention/arguments.py explains the arguments. p_ds is the kept gradient of the scores [B, H, S keys, S queries],
+without the factor 1 / n; dq, dk and dv are views of one tensor and share the strides s_dq_t and s_dq_h.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: B sequences, L positions, S = row_stride(L), T tokens, H heads, D head dim, K time buckets.
@@ -147,7 +147,10 @@ def backward(
     keep = B * H * S * S * q.element_size() <= most_bytes
     ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
     shared = {
-        **{"p_q": q, "p_k": k, "p_v": v, "p_dy": dy},
+        "p_q": q,
+        "p_k": k,
+        "p_v": v,
+        "p_dy": dy,
         **strides(q=q, k=k, v=v, dy=dy, dq=dq),
         **bias.arguments(q, bounds),
         "scale": 1.0 / n,

@@ -98,7 +98,7 @@ def _by_bucket_kernel(
     s_row, L, last, first, TILES,
     CACHED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (units,): one strip's sums in each of BLOCK_K buckets taken singly, then its sums in buckets >= k of runs."""
+    """Grid (units,): one strip's sums in each of BLOCK_K buckets taken singly, then in buckets >= k of its runs."""
     i_unit = tl.program_id(0)
     i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
@@ -137,7 +137,7 @@ def _by_bucket_kernel(
 
 @triton.jit
 def _bucket_sum_kernel(p_partial, p_d_time, R, scale, BLOCK_K: tl.constexpr, RUNS: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Grid (K + 1,): one bucket's sum over all strips. A run's part is the sum in buckets >= k less that in >= k + 1."""
+    """Grid (K + 1,): one bucket's sum over all strips. A run is the sum in buckets >= k less that in >= k + 1."""
     i_k = tl.program_id(0)
     b_sum = tl.zeros((BLOCK_R,), dtype=tl.float32)
     b_above = tl.zeros((BLOCK_R,), dtype=tl.float32)

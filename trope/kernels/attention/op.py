@@ -1,4 +1,4 @@
-"""The fused attention as an autograd function. Imported on first use by attention/__init__.py, never by `import trope`."""
+"""The fused attention as an autograd function. attention/__init__.py imports it on first use, `import trope` never."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from trope.kernels.attention.backward import backward
 from trope.kernels.attention.triton import forward, with_sheet
 
 # The gradient of the scores may take this many times the budget of what is kept for all blocks, because it lives only
-# during one block's backward. With 4, the bf16 gradients of `shop` (128 x 8 heads x 512 x 512, 0.5 GiB) are kept. Keeping
-# them paid off there (results/profile-shop-h200-kept.txt); the factor itself was not tuned.
+# during one block's backward. With 4, the bf16 gradients of `shop` (128 x 8 heads x 512 x 512, 0.5 GiB) are kept.
+# Keeping them is part of what took `shop` from 45 to 52 it/s (docs/speed.md, e9921df to 8b9a7e0); the factor was not
+# tuned.
 KEPT = 4
 
 

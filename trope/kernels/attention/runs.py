@@ -1,9 +1,9 @@
 """Runs of equal buckets of time: what the gradient of the time weights needs to know about the times.
 
-Sorted times make a row's buckets fall, so the keys in buckets >= k come first in the row, and a sum over them is a prefix
-sum. How many keys these are is the same in every block. So one kernel finds the counts once a step, for all rows and
-buckets of a tile, by a binary search. Tiles with times out of order, or with buckets past RUNS, are summed one bucket at
-a time.
+Sorted times make a row's buckets fall, so the keys in buckets >= k come first in the row, and a sum over them is a
+prefix sum. How many keys these are is the same in every block. So one kernel finds the counts once a step, for all rows
+and buckets of a tile, by a binary search. Tiles with times out of order, or with buckets past RUNS, are summed one
+bucket at a time.
 
 Arguments: p_buckets, p_lengths, s_row and L are as in attention/arguments.py. p_counts uint8 [B, P, BLOCK, RUNS] and
 p_singles int32 [B, P, 2] are the two parts of `Runs`. TILES: tiles of a sequence of length L.
@@ -30,7 +30,7 @@ RUNS = 64
 
 @triton.jit
 def pair_of(i_b, i_m, i_n, TILES):
-    """Index of a pair of tiles. A sequence has TILES * (TILES + 1) / 2 pairs; pairs of one tile of queries are adjacent."""
+    """Index of a pair of tiles. A sequence has TILES * (TILES + 1) / 2; those of one tile of queries are adjacent."""
     return i_b.to(tl.int64) * (TILES * (TILES + 1) // 2) + i_m * (i_m + 1) // 2 + i_n
 
 

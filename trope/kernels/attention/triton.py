@@ -3,10 +3,10 @@
 Notable: one program owns a tile of queries of one head and walks over the keys before it. The bias is formed in tiles
 from the weights and the times, and it masks what a query must not see. There are two ways, with the same result:
 
-- A sheet: the bias is written once for all heads, as [B, L, L] in the scores' precision, where that fits a fixed budget.
-  Short sequences gain: a load is cheaper than a logarithm and two look-ups for every head and every pass. In bf16 the
-  tensor cores add the sheet as a product with the unit matrix. That is exact, and the sheet travels with the other
-  operands, transposed if need be, instead of through registers.
+- A sheet: the bias is written once for all heads, as [B, L, L] in the scores' precision, where that fits a fixed
+  budget. Short sequences gain: a load is cheaper than a logarithm and two look-ups for every head and every pass. In
+  bf16 the tensor cores add the sheet as a product with the unit matrix. That is exact, and the sheet travels with the
+  other operands, transposed if need be, instead of through registers.
 - Tile by tile inside every kernel where the sheet does not fit, so that memory stays linear in the length.
 
 attention/arguments.py explains every argument. The device functions are in attention/tiles.py.

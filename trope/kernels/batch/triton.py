@@ -104,7 +104,7 @@ def gather_batch(source: Source, plan: BatchShape, cursor: Tensor) -> Tokens:
     items, index = (new(plan.tokens, dtype=torch.int32) for _ in range(2))
     times, query_times = (new(plan.tokens, dtype=torch.int64) for _ in range(2))
     candidates = new(plan.tokens, plan.candidates, dtype=torch.int32)
-    # Tiles were not tuned: both launches together move about a megabyte.
+    # Tiles were not tuned: both launches together move a few megabytes.
     block = min(256, triton.next_power_of_2(plan.max_len))
     _tokens_kernel[(rows, triton.cdiv(plan.max_len, block))](
         p_items=source.items,

@@ -7,11 +7,12 @@ the gate applies SiLU to u itself, and its backward writes u's gradient where th
 
 Names of the kernel arguments:
 
-- norm: p_x residual stream, p_delta what is added (read if HAS_DELTA), p_new their sum, p_out its layer norm; all [T, E],
-  contiguous. p_g_new, p_g_out: gradients of the two results, read if HAS_NEW and HAS_OUT. p_dx, p_ddelta: the inputs'.
-- gate: p_y attention's output and p_u the projection's u, [T, F], rows s_y and s_u elements apart; p_out [T, F]. p_g: its
-  gradient. p_dy: y's gradient; p_du: u's, rows s_du elements apart, because it may lie inside a wider tensor.
-- both: p_mean, p_rstd: float32 [T]. p_seed, stream, THRESHOLD, SCALE: dropout (random/triton.py).
+- norm: p_x residual stream, p_delta what is added (read if HAS_DELTA), p_new their sum, p_out its layer norm; all [T,
+  E], contiguous. p_g_new, p_g_out: gradients of the two results, read if HAS_NEW and HAS_OUT. p_dx, p_ddelta: the
+  inputs'.
+- gate: p_y attention's output and p_u the projection's u, [T, F], rows s_y and s_u elements apart; p_out [T, F]. p_g:
+  its gradient. p_dy: y's gradient; p_du: u's, rows s_du elements apart, because it may lie inside a wider tensor.
+- both: p_mean, p_rstd: float32 [T]. p_seed, i_stream, THRESHOLD, SCALE: dropout (random/triton.py).
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, E width, F = H D, R rows of a program.
@@ -92,9 +93,9 @@ def _norm_backward_kernel(
         tl.store(p_ddelta + o_x, b_dx.to(p_ddelta.dtype.element_ty), mask=m)
 
 
-@triton.jit(do_not_specialize=["stream"])
+@triton.jit(do_not_specialize=["i_stream"])
 def _gate_forward_kernel(
-    p_y, p_u, p_out, p_mean, p_rstd, p_seed, stream, T, eps, s_y, s_u,
+    p_y, p_u, p_out, p_mean, p_rstd, p_seed, i_stream, T, eps, s_y, s_u,
     F: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -104,15 +105,15 @@ def _gate_forward_kernel(
     b_y = tl.load(p_y + o_row * s_y + o_f, mask=m, other=0.0).to(tl.float32)
     b_gate = silu(tl.load(p_u + o_row * s_u + o_f, mask=m, other=0.0))
     b_mean, b_rstd = _moments(b_y, m, eps, F)
-    b_out = dropped((b_y - b_mean[:, None]) * b_rstd[:, None] * b_gate, p_seed, stream, o_r, THRESHOLD, SCALE)
+    b_out = dropped((b_y - b_mean[:, None]) * b_rstd[:, None] * b_gate, p_seed, i_stream, o_r, THRESHOLD, SCALE)
     tl.store(p_out + o_row * F + o_f, b_out.to(p_out.dtype.element_ty), mask=m)
     tl.store(p_mean + o_r, b_mean, mask=o_r < T)
     tl.store(p_rstd + o_r, b_rstd, mask=o_r < T)
 
 
-@triton.jit(do_not_specialize=["stream"])
+@triton.jit(do_not_specialize=["i_stream"])
 def _gate_backward_kernel(
-    p_g, p_y, p_u, p_mean, p_rstd, p_dy, p_du, p_seed, stream, T, s_y, s_u, s_du,
+    p_g, p_y, p_u, p_mean, p_rstd, p_dy, p_du, p_seed, i_stream, T, s_y, s_u, s_du,
     F: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -124,7 +125,7 @@ def _gate_backward_kernel(
     b_gate, b_slope = silu_and_slope(tl.load(p_u + o_row * s_u + o_f, mask=m, other=0.0))
     b_mean = tl.load(p_mean + o_r, mask=o_r < T, other=0.0)
     b_rstd = tl.load(p_rstd + o_r, mask=o_r < T, other=0.0)
-    b_g = dropped(b_g, p_seed, stream, o_r, THRESHOLD, SCALE)
+    b_g = dropped(b_g, p_seed, i_stream, o_r, THRESHOLD, SCALE)
     b_normed = tl.where(m, (b_y - b_mean[:, None]) * b_rstd[:, None], 0.0)
     tl.store(p_du + o_row * s_du + o_f, (b_g * b_normed * b_slope).to(p_du.dtype.element_ty), mask=m)
     b_dy = _norm_backward(b_g * b_gate, b_normed, b_rstd, F)
@@ -216,7 +217,7 @@ class _Gate(torch.autograd.Function):
                 p_mean=mean,
                 p_rstd=rstd,
                 p_seed=p_seed,
-                stream=stream,
+                i_stream=stream,
                 T=T,
                 eps=eps,
                 s_y=y_TF.stride(0),
@@ -247,7 +248,7 @@ class _Gate(torch.autograd.Function):
                 p_dy=dy,
                 p_du=du,
                 p_seed=p_seed,
-                stream=ctx.stream,
+                i_stream=ctx.stream,
                 T=T,
                 s_y=y_TF.stride(0),
                 s_u=u_TF.stride(0),

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
-"""Planes in registers: their angles, loading and storing them, and the sums of frequency gradients. The rotary, silu_rotate
-and readout kernels share these device functions.
+"""Planes in registers: their angles, loading and storing them, and the sums of frequency gradients. The rotary,
+silu_rotate and readout kernels share these device functions.
 
-Names: p_coords coordinates [C, T], p_freqs turns per unit [C, P], p_betas [P]; o_t and m_t are tokens and which exist, o_p
-and m_p planes and which exist.
+Names: p_coords coordinates [C, T], p_freqs turns per unit [C, P], p_betas [P]; o_t and m_t are tokens and which exist,
+o_p and m_p planes and which exist.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, H heads, D head dim, P planes, C coordinates.

@@ -9,9 +9,10 @@ attention).
 
 Names of the kernel arguments:
 
-- p_q, p_k: queries and keys [B, L, H, D], any strides but the last: s_q_b, s_q_l, s_q_h are the strides of a sequence, a
-  position and a head of q, in elements. p_out_q, p_out_k: the rotated ones, contiguous.
-- p_g_q, p_g_k: gradients of the rotated q and k, strides s_g_q_b and so on. p_dq, p_dk: gradients of q and k, contiguous.
+- p_q, p_k: queries and keys [B, L, H, D], any strides but the last: s_q_b, s_q_l, s_q_h are the strides of a sequence,
+  a position and a head of q, in elements. p_out_q, p_out_k: the rotated ones, contiguous.
+- p_g_q, p_g_k: gradients of the rotated q and k, strides s_g_q_b and so on. p_dq, p_dk: gradients of q and k,
+  contiguous.
 - p_coords_q, p_coords_k: coordinates [C, T], int64 or float64. p_freqs_q, p_freqs_k: turns per unit, float64 [C, P]; if
   PAPER_FP32 they hold alpha and p_betas [P] is read too.
 - p_partial: partial rows of the frequency gradient, float64 [2, blocks, C, P].

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 """One of v, q and k for a few tokens: the device functions behind both silu_rotate kernels.
 
-The names of the arguments are explained in silu_rotate/triton.py. `Phases` carries the pointers of one side, q or k, down
-to where angles are formed.
+The names of the arguments are explained in silu_rotate/triton.py. `Phases` carries the pointers of one side, q or k,
+down to where angles are formed.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, H heads, D head dim, P planes, C coordinates.
@@ -36,9 +36,7 @@ class Phases(NamedTuple):
 
 
 @triton.jit
-def angles(
-    phases, o_t, m_t, o_p, T, P: tl.constexpr, C: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr
-):
+def angles(phases, o_t, m_t, o_p, T, P: tl.constexpr, C: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr):
     """cos and sin [tokens, 1, planes], the same for every head."""
     m_p = o_p < P
     if LINEAR:
@@ -49,8 +47,8 @@ def angles(
         b_cos, b_sin = cos_sin_quarters(b_t[:, None] * (4.0 * b_f)[None, :])
     else:
         b_cos, b_sin = cos_sin(
-            p_coords=phases.p_coords, p_freqs=phases.p_freqs, p_betas=phases.p_betas, o_t=o_t, m_t=m_t, o_p=o_p, m_p=m_p,
-            T=T, P=P, C=C, PAPER_FP32=PAPER_FP32,
+            p_coords=phases.p_coords, p_freqs=phases.p_freqs, p_betas=phases.p_betas, o_t=o_t, m_t=m_t, o_p=o_p,
+            m_p=m_p, T=T, P=P, C=C, PAPER_FP32=PAPER_FP32,
         )  # fmt: skip
     return b_cos[:, None, :], b_sin[:, None, :]
 

@@ -12,8 +12,8 @@ Names of the kernel arguments:
 
 - p_pre: the projection [T, 4 H D], contiguous, u, v, q and k in this order. p_out: v, q and k after SiLU and rotation,
   [T, 3, H, D]. p_dpre: the projection's gradient; u's quarter is written by the gate or by the host.
-- p_g_v, p_g_q, p_g_k: gradients of v, q and k [T, H, D]; s_g_v_t and s_g_v_h are the strides of a token and of a head, in
-  elements. HAS_V, HAS_Q, HAS_K: which of them exist; one that does not is never read.
+- p_g_v, p_g_q, p_g_k: gradients of v, q and k [T, H, D]; s_g_v_t and s_g_v_h are the strides of a token and of a head,
+  in elements. HAS_V, HAS_Q, HAS_K: which of them exist; one that does not is never read.
 - p_coords_q, p_coords_k: coordinates [C, T]. p_freqs_q, p_freqs_k: turns per unit, float64 [C, P].
 - If LINEAR, p_slopes_q, p_slopes_k: float64 [P], p_deltas_q, p_deltas_k: coefficients [P], p_origin: int64 scalar. The
   frequency is freqs + slopes * deltas, and coordinates are counted from the origin.
@@ -172,7 +172,8 @@ def _gradient_arguments(name: str, g_THD: Tensor | None, like: Tensor) -> dict[s
     if g_THD is None:  # any strides that Triton treats like real ones
         return {pointer: like, s_t: 16, s_h: 16, has: False}
     T, H, D = g_THD.shape
-    # The stride of an axis of length one means nothing: take the one of dense rows, so that no other kernel is compiled.
+    # The stride of an axis of length one means nothing: take the one of dense rows, so that no other kernel is
+    # compiled.
     return {
         pointer: g_THD,
         s_t: g_THD.stride(0) if T > 1 else H * D,
