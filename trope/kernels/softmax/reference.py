@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 EPS = 1e-6  # shorter vectors are divided by this instead of by their length
-_PIECE = 1 << 26  # most gathered numbers at once
+_PIECE = 1 << 26  # most gathered numbers at once: 256 MiB in float32; a bound on memory, not tuned
 
 
 class SoftmaxResult(NamedTuple):
@@ -35,7 +35,7 @@ def sampled_softmax(
     temperature: float,
     log_expected_V: Tensor | None,
 ) -> SoftmaxResult:
-    """See softmax.py. Everything is float32, or float64 where the item vectors are."""
+    """See `trope.kernels.softmax.sampled_softmax`. Everything is float32, or float64 where the item vectors are."""
     tokens = max(1, _PIECE // (candidates_TC.shape[1] * x_TE.shape[1]))
     pieces = [
         _tokens(x, candidates, unit_VE, weight, temperature, log_expected_V)
@@ -85,7 +85,7 @@ def through_length(grad: Tensor, direction: Tensor, length: Tensor) -> Tensor:
 
 
 def draw_uniform(num_items: int, seed: Tensor, candidates_TC: Tensor) -> None:
-    """See softmax.py. Reads the seed on the host: for CPUs, where that waits for nothing."""
+    """See `trope.kernels.softmax.draw_uniform`. Reads the seed on the host: for CPUs, where that waits for nothing."""
     generator = torch.Generator(candidates_TC.device).manual_seed(int(seed))
     negatives_TN = candidates_TC[:, 1:]
     items_TN = torch.randint(1, num_items + 1, negatives_TN.shape, generator=generator, device=candidates_TC.device)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from trope.kernels.softmax.reference import EPS, through_length
 
-_TILE = 1 << 24  # most scores at once: 64 MiB
+_TILE = 1 << 24  # most scores at once: 64 MiB; a bound on memory, not tuned
 
 
 class SharedResult(NamedTuple):
