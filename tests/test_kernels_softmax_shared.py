@@ -139,14 +139,13 @@ def test_where_every_item_is_the_target_nothing_is_left() -> None:
 
 
 def test_far_scores() -> None:
-    """logQ may put scores anywhere: the softmax must neither overflow nor lose a small loss."""
+    """A small temperature puts scores far from zero: the softmax must neither overflow nor lose a small loss."""
     problem = Problem((7, 50, 40, 11), "batch")
-    for shift in (-300.0, 20.0, 300.0):
-        log_expected_V = torch.full((41,), shift)
-        found = problem.run(log_expected_V=log_expected_V)
-        exact = problem.run(torch.float64, log_expected_V=log_expected_V)
+    for temperature in (0.01, 0.003):
+        found = problem.run(temperature=temperature)
+        exact = problem.run(torch.float64, temperature=temperature)
         for name, got, want in zip(SharedResult._fields, found, exact, strict=True):
-            assert_close_by_row(got.double(), want, 1e-4, 1e-37, f"{name} at {shift}")
+            assert_close_by_row(got.double(), want, 1e-3, 1e-37, f"{name} at {temperature}")
 
 
 def test_memory_does_not_grow_with_tokens_times_items() -> None:
@@ -156,14 +155,14 @@ def test_memory_does_not_grow_with_tokens_times_items() -> None:
     assert rows * N * 4 <= 1 << 26 and math.ceil(T / rows) == 32
     seen: list[int] = []
 
-    class LiveTable(torch.utils._python_dispatch.TorchDispatchMode):
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             seen.extend(part.numel() for part in (result if isinstance(result, tuple) else (result,))
                         if isinstance(part, Tensor))  # fmt: skip
             return result
 
-    with LiveTable(), torch.device("meta"):
+    with Largest(), torch.device("meta"):
         unit_VE, x_TE = torch.empty(1_000, 16), torch.empty(T, 16)
         targets_T, items_N = torch.empty(T, dtype=torch.int32), torch.empty(N, dtype=torch.int64)
         shared_softmax(x_TE, targets_T, items_N, unit_VE, torch.empty(1), TEMPERATURE)

@@ -27,7 +27,6 @@ def sampled_softmax(
     unit_VE: Tensor,
     weight: Tensor,
     temperature: float,
-    log_expected_V: Tensor | None = None,
     backend: Backend = "auto",
 ) -> SoftmaxResult:
     """Loss of each token's target among its candidates, and the gradient of weight * sum(loss).
@@ -40,13 +39,12 @@ def sampled_softmax(
         candidates_TC: int32 or int64; column 0 is the target (0: padding, no loss and no gradient), then negatives.
         unit_VE: [V+1, E] L2-normalised item vectors.
         weight: [1] float32 on the device, one over the number of targets of the whole batch.
-        log_expected_V: [V+1] logQ: a negative's score is lowered by its entry.
     """
     if resolve_backend(backend, unit_VE) == "torch":
-        return reference.sampled_softmax(x_TE, candidates_TC, unit_VE, weight, temperature, log_expected_V)
+        return reference.sampled_softmax(x_TE, candidates_TC, unit_VE, weight, temperature)
     from trope.kernels.softmax import triton as fused  # only now: CPU users need no Triton
 
-    return fused.sampled_softmax(x_TE, candidates_TC, unit_VE, weight, temperature, log_expected_V)
+    return fused.sampled_softmax(x_TE, candidates_TC, unit_VE, weight, temperature)
 
 
 def draw_uniform(num_items: int, seed: Tensor, candidates_TC: Tensor, backend: Backend = "auto") -> None:

@@ -13,7 +13,7 @@ Names of the kernel arguments:
 - p_x: raw outputs of the network [T, E], rows s_x elements apart. p_out: normalised, in the dtype of the item vectors
   [T, E].
 - p_candidates: [T, C]; s_c elements between rows in the softmax, s_t between rows and s_c between columns in the draw.
-- p_unit: item vectors [V + 1, E]. p_weight: float32 [1]. p_log_expected: [V + 1], read if LOGQ.
+- p_unit: item vectors [V + 1, E]. p_weight: float32 [1].
 - p_loss [T], p_grad [T, E] (by p_x), p_coefs [T, C] (by each cosine): float32 results.
 - CHUNK: candidates in registers at once. BLOCK_C: candidates of a pass over the scores. BLOCK_E: E rounded up.
 - p_seed: int64 [1]. N: negatives of a token.
@@ -54,8 +54,8 @@ def _load_rows(p_unit, b_id, target, o_e, E: tl.constexpr):
 
 @triton.jit
 def _softmax_kernel(
-    p_x, p_candidates, p_unit, p_weight, p_log_expected, p_loss, p_grad, p_out, p_coefs, s_x, s_c, inv_temperature,
-    C: tl.constexpr, E: tl.constexpr, EPS: tl.constexpr, LOGQ: tl.constexpr,
+    p_x, p_candidates, p_unit, p_weight, p_loss, p_grad, p_out, p_coefs, s_x, s_c, inv_temperature,
+    C: tl.constexpr, E: tl.constexpr, EPS: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Grid (T,): loss, gradient and coefficients of one token."""
@@ -94,8 +94,6 @@ def _softmax_kernel(
             b_after_id = _load_ids(p_ids, i_c + 2 * CHUNK, C, CHUNK)
             m_c = (b_id != target) & (b_id != 0)
             b_score = tl.sum(b_rows * b_out[None, :], axis=1) * inv_temperature
-            if LOGQ:
-                b_score -= tl.load(p_log_expected + b_id, mask=m_c, other=0.0)
             b_score = tl.where(m_c, b_score, float("-inf"))
             tl.store(p_scores + o_c, b_score, mask=o_c < C)
             new_largest = tl.maximum(largest, tl.max(b_score))
@@ -158,14 +156,12 @@ def _tile(width: int, negatives: int) -> dict[str, int]:
 
 
 def sampled_softmax(
-    x_TE: Tensor, candidates_TC: Tensor, unit_VE: Tensor, weight: Tensor, temperature: float,
-    log_expected_V: Tensor | None,
+    x_TE: Tensor, candidates_TC: Tensor, unit_VE: Tensor, weight: Tensor, temperature: float
 ) -> SoftmaxResult:  # fmt: skip
     """See `trope.kernels.softmax.sampled_softmax`; float32 results."""
     (T, E), C = x_TE.shape, candidates_TC.shape[1]
     assert len(candidates_TC) == T and unit_VE.shape[1] == E and unit_VE.is_contiguous() and weight.numel() == 1
     assert C >= 2, "a softmax needs at least one negative"
-    assert log_expected_V is None or log_expected_V.shape == unit_VE.shape[:1]
     x_TE = x_TE if x_TE.stride(1) == 1 else x_TE.contiguous()
     candidates_TC = candidates_TC if candidates_TC.stride(1) == 1 else candidates_TC.contiguous()
     result = SoftmaxResult(
@@ -180,7 +176,6 @@ def sampled_softmax(
             p_candidates=candidates_TC,
             p_unit=unit_VE,
             p_weight=weight,
-            p_log_expected=weight if log_expected_V is None else log_expected_V.contiguous(),
             p_loss=result.loss_T,
             p_grad=result.grad_x_TE,
             p_out=result.out_TE,
@@ -191,7 +186,6 @@ def sampled_softmax(
             C=C,
             E=E,
             EPS=EPS,
-            LOGQ=log_expected_V is not None,
             **_tile(E, C - 1),
         )
     return result
