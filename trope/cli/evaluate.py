@@ -1,4 +1,4 @@
-"""The command `trope evaluate`: a run's best model and popularity baselines, ranked alike, in one table."""
+"""The command `trope evaluate`: one table with the metrics of a run's best model and of popularity baselines."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def evaluate(
 
 
 def _configure(path: Path, settings: list[str]) -> Config:
-    """The run's config with settings of its evaluation changed; the rest was decided in training."""
+    """The run's config with some eval.* settings changed; no other setting can change after training."""
     from trope.config import read_toml, with_settings
 
     for setting in settings:
