@@ -1,6 +1,6 @@
-"""Saved ranks: `trope train` and `trope evaluate` write them into the run folder, so `trope compare` needs no model.
+"""Saved ranks: what `trope train` and `trope evaluate` leave in the run folder, so that `trope compare` needs no model.
 
-RUN/ranks-SPLIT.npz holds plain arrays and nothing to unpickle:
+RUN/ranks-SPLIT.npz, plain arrays and nothing to unpickle:
 
     users    int64 [U]     in rising order
     offsets  int64 [U+1]   user u owns ranks offsets[u] .. offsets[u+1]
@@ -46,7 +46,7 @@ class About:
 
     @classmethod
     def of(cls, data: Sequences, split: str, config: Config) -> About:
-        """For a split of a dataset, ranked as the config says."""
+        """Of a split of a dataset, ranked as a config says."""
         return cls(data.meta["checksum"], data.protocol.name, split, config.eval.filter_seen, config.model.max_len)
 
     def difference(self, other: About) -> str | None:
@@ -59,7 +59,7 @@ class About:
 
 
 def path_of(run: Path, split: str) -> Path:
-    """The file with a run's ranks of a split."""
+    """Where a run keeps its ranks of a split."""
     return run / f"ranks-{split}.npz"
 
 
