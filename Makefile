@@ -1,11 +1,17 @@
-# Two commands: `make setup` once (any other target does it for you), `make test` for everything CI runs.
+# `make quick` while you work, `make test` before you push. Every target sets up .venv first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # The kernels run on a CPU in Triton's interpreter; the variable must be set before they are imported.
 export TRITON_INTERPRET ?= 1
+# Two processes; a file's tests stay in one process, because they share fixtures.
+PARALLEL := -n 2 --dist loadfile
+# The tests of `make quick`: the maths, its modules and kernel, the models, the loss, the store, the pages.
+QUICK := $(patsubst %,tests/test_%.py,rotation theory phases query_times modules readout models loss data_sequences \
+  data_protocols atomic docs) --deselect 'tests/test_phases.py::test_circular_phase_error_against_rationals[triton]' \
+  --deselect tests/test_modules.py::test_compile_fullgraph
 
-.PHONY: setup demo reproduce test lint unit test-spark clean
+.PHONY: setup demo reproduce quick test lint unit test-spark clean
 .DEFAULT_GOAL := test
 
 setup: $(VENV)/.installed
@@ -20,14 +26,19 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 # A year of real groceries, two small models and what they recommend over the year; a second run skips what is done.
 demo: setup
-	$(BIN)/python -m trope.demo
+	$(BIN)/python -m trope demo
 
 # A recipe of configs/, from raw events to report: make reproduce DATA=globo-news SOURCE=clicks.parquet JOBS=3
-# (docs/reproduce.md). The interpreter is for tests; where there is a GPU, the kernels are to run on it.
+# (docs/reproduce.md). TRITON_INTERPRET is for tests; on a GPU the kernels must be compiled.
 reproduce: setup
-	env -u TRITON_INTERPRET $(BIN)/python -m trope.experiments.recipes $(DATA) $(if $(SOURCE),--source $(SOURCE)) \
+	env -u TRITON_INTERPRET $(BIN)/python -m trope reproduce $(DATA) $(if $(SOURCE),--source $(SOURCE)) \
 	  $(if $(JOBS),--jobs $(JOBS)) $(if $(SEEDS),--seeds $(SEEDS)) $(foreach setting,$(SET),--set $(setting))
 
+# Under a minute on two idle cores.
+quick: lint
+	$(BIN)/python -m pytest $(PARALLEL) --durations=3 $(QUICK)
+
+# Under seven minutes on two idle cores.
 test: lint unit
 
 lint: setup
@@ -37,7 +48,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 # The same preparation on Spark in local mode; needs Java 17.
 test-spark: setup

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from trope.cli.demo import MODELS, OWN_SETTINGS, SETTINGS
-from trope.config import preset
 from trope.data.sequences import Sequences
 from trope.environment import commit
+from trope.settings import preset
 from trope.train.distributed import process_group
 from trope.train.loop import Trainer
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import csv
 import sys
-from datetime import datetime
 
 import numpy as np
 
 from trope.data.sequences import Sequences
+from trope.times import parse_moment
 
 
 def main() -> None:
     path, moment, *hours = sys.argv[1:]
-    data, cutoff = Sequences.load(path), int(datetime.fromisoformat(moment).timestamp())
+    data, cutoff = Sequences.load(path), parse_moment(moment, "the cutoff")
     items, times = data.items.numpy(), data.times.numpy()
     user = np.repeat(np.arange(data.num_users), np.diff(data.offsets.numpy()))
     has_history = np.bincount(user[times < cutoff], minlength=data.num_users) > 0

@@ -1,4 +1,4 @@
-"""What the readout by time adds to T-RoPE in attention, with its interval: results/readout.csv from finished runs.
+"""Writes results/readout.csv: what the readout adds to T-RoPE in attention, with intervals.
 
     python benchmarks/readout.py runs/globo-news runs/globo-news-holdout …
 
@@ -49,7 +49,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
 
 def main() -> None:
     if len(sys.argv) < 2:
-        sys.exit(f"folders of comparisons, please:\n\n{__doc__}")
+        sys.exit(f"give folders of comparisons:\n\n{__doc__}")
     found = [line for folder in sys.argv[1:] for line in lines(Path(folder))]
     with CSV.open("w", newline="") as file:
         writer = csv.DictWriter(file, found[0], lineterminator="\n")

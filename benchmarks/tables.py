@@ -1,10 +1,10 @@
-"""Every table of numbers in README and docs is written from a file under results/, by this command:
+"""Writes every table of numbers in the README and docs/ from a file under results/ or configs/.
 
     python benchmarks/tables.py           # rewrite the tables in place
     python benchmarks/tables.py --check   # exit 1 if a table does not say what its file says (tests do this)
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`, a single number between `<!-- value: NAME -->` and
-`<!-- end -->`.
+`<!-- end -->`. The headline table stands on HEADLINE_PAGES only; other pages link to it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from typing import Any
 from table_parts import ROOT, markdown, rows
 from tables_speed import SPEED
 
-from trope.config import read_toml
-from trope.experiments.recipes import Recipe, option
+from trope.experiments.recipes import Recipe, recipe_files
 from trope.experiments.report.comparison import seconds_per_epoch
+from trope.settings import preset
 
+# docs/tried.md has conclusions; its numbers are in results/tried.csv.
 PAGES = (
-    "README.md", "docs/findings.md", "docs/method.md", "docs/results.md", "docs/reproduce.md", "docs/speed.md",
-    "docs/tried.md",
-)  # fmt: skip
+    "README.md",
+    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "tried.md"),
+)
+HEADLINE_PAGES = {"README.md", "docs/results.md"}
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (?P<name>[\w-]+) -->).*?(<!-- end -->)")
 
@@ -156,41 +158,6 @@ def ablation(name: str) -> str:
     return markdown([f"{found['users']:,} users", "seeds", *metrics, f"{first} minus the first row"], lines)
 
 
-def beside(data: str, look: str) -> str:
-    """Variants of T-RoPE that were tried, beside the comparison's own runs of the same recipe."""
-    found = [row for row in rows("tried.csv") if row["data"] == data and row["look"] == look]
-    for run in trained(data):
-        if run["name"] in ("hstu-time", "hstu-trope", "hstu-trope-attention", "hstu-trope-paper"):
-            metrics = {f"test_{key.replace('@', '')}": value for key, value in run["test"].items()}
-            values = {key: str(100 * value) for key, value in {**metrics, "valid_HR10": run["valid"]["HR@10"]}.items()}
-            found.append({"model": run["name"], "settings": "", **values})
-    columns, lines = ("valid_HR10", "test_HR10", "test_Recall10", "test_NDCG10"), []
-    for key in dict.fromkeys((row["model"], row["settings"]) for row in found):
-        ours = [row for row in found if (row["model"], row["settings"]) == key]
-        means = [statistics.mean(float(row[column]) for row in ours) for column in columns]
-        lines.append((means[2], [" ".join(key).strip(), str(len(ours)), *(f"{mean:.2f}" for mean in means)]))
-    header = ["", "seeds", "valid HR@10", "test HR@10", "Recall@10", "NDCG@10"]
-    return markdown(header, [line for _, line in sorted(lines, key=lambda entry: -entry[0])])
-
-
-def tried(data: str, look: str) -> str:
-    """What was tried besides, from results/tried.csv: mean over the seeds there were."""
-    runs = [row for row in rows("tried.csv") if row["data"] == data and row["look"] == look]
-    lines = []
-    for key in dict.fromkeys((row["model"], row["settings"]) for row in runs):
-        ours = [row for row in runs if (row["model"], row["settings"]) == key]
-        means = [statistics.mean(float(row[column]) for row in ours) for column in ("valid_HR10", "test_HR10")]
-        ndcg = statistics.mean(float(row["test_NDCG10"]) for row in ours)
-        losses = "; ".join(f"{float(row['lowest_loss']):.2f}, {float(row['last_loss']):.2f}" for row in ours)
-        largest = max(float(row["largest_gradient"]) for row in ours)
-        lines.append((means[1], [
-            " ".join(key).strip(), str(len(ours)), f"{means[0]:.2f}", f"{means[1]:.2f}", f"{ndcg:.2f}", losses,
-            f"{largest:,.1f}",
-        ]))  # fmt: skip
-    header = ["", "seeds", "valid HR@10", "test HR@10", "NDCG@10", "loss: lowest, last", "largest gradient"]
-    return markdown(header, [line for _, line in sorted(lines, key=lambda entry: -entry[0])])
-
-
 def globo_windows() -> str:
     """Windows for Globo's holdout: whom they test, and what of it could be known."""
     keys = ("hours", "test_users", "test_events")
@@ -208,18 +175,15 @@ def globo_windows() -> str:
 def recipes() -> str:
     """What configs/ says: sizes, training, protocols."""
     lines = []
-    for file in sorted((ROOT / "configs").glob("*.toml")):
-        config, recipe = read_toml(file), Recipe.read(file)
-        model, train = config.model, config.train
-        protocols = [option(words, "--protocol") for words in recipe.commands if words[0] == "prepare"]
-        shape = f"{model.blocks} x {model.width}, {model.heads} x {model.head_dim}"
-        compared = next(words for words in recipe.commands if words[0] == "compare")
-        models = f"{len(option(compared, '--models').split(','))} x {option(compared, '--seeds')}"
-        made = zip(recipe.targets, protocols, strict=True)
-        for target, protocol in made:
-            lines.append(
-                [target, protocol, shape, str(model.max_len), str(train.epochs), config.eval.filter_seen, models]
-            )
+    for file in recipe_files(ROOT / "configs"):
+        recipe = Recipe.read(file)
+        models = f"{len(recipe.compare.models)} x {recipe.compare.seeds}"
+        for dataset in recipe.prepare:
+            config = preset("hstu-trope", recipe.settings(dataset.name))
+            model = config.model
+            shape = f"{model.blocks} x {model.width}, {model.heads} x {model.head_dim}"
+            sizes = [shape, str(model.max_len), str(config.train.epochs), config.eval.filter_seen]
+            lines.append([dataset.name, dataset.protocol, *sizes, models])
     header = ["DATA", "protocol", "blocks x width, heads", "L", "epochs", "filter_seen", "models x seeds"]
     return markdown(header, lines)
 
@@ -267,20 +231,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "readout-gain": readout_gain,
     "validation": validation,
-    "tried-grocery": lambda: tried("amazon-grocery-5core-2014", "first look"),
-    "tried-grocery-holdout": lambda: tried("amazon-grocery-5core-2014-holdout", "first look"),
-    "tried-stale": lambda: tried("amazon-grocery-5core-2014-holdout", "stale"),
-    "tried-stale-shop": lambda: tried("calendar-shop-holdout", "stale"),
     "globo-windows": globo_windows,
-    "tried-globo": lambda: tried("globo-news", "first look"),
-    "tried-globo-day": lambda: tried("globo-news, one-day holdout", "first look"),
-    "tried-globo-stability": lambda: tried("globo-news", "stability"),
-    "tried-globo-hours": lambda: tried("globo-news-holdout", "stability"),
-    **{name: partial(comparison, name) for name in SETS},
+    **{name: partial(comparison, name) for name in (*SETS, *SHOPS, "amazon-grocery-5core-2014-holdout-stale")},
     **{f"ablation-{name}": partial(ablation, name) for name in ABLATED},
-    **{f"second-{name}": partial(beside, name, "second look") for name in (*SETS, *SHOPS)},
-    **{f"readout-{name}": partial(beside, name, "readout") for name in (*SETS, *SHOPS)},
-    **{name: partial(comparison, name) for name in (*SHOPS, "amazon-grocery-5core-2014-holdout-stale")},
 }
 VALUES: dict[str, Callable[[], str]] = {
     "prepare-minutes": lambda: f"{prepared('wall_s') / 60:.1f}",
@@ -290,8 +243,14 @@ VALUES: dict[str, Callable[[], str]] = {
 
 def written(text: str) -> str:
     """A page's text with every table and number made anew."""
-    text = TABLE.sub(lambda m: f"{m[1]}{TABLES[m['name']]()}\n{m[3]}", text)
-    return VALUE.sub(lambda m: f"{m[1]}{VALUES[m['name']]()}{m[3]}", text)
+    text = TABLE.sub(lambda m: f"{m[1]}{_known(TABLES, m['name'])()}\n{m[3]}", text)
+    return VALUE.sub(lambda m: f"{m[1]}{_known(VALUES, m['name'])()}{m[3]}", text)
+
+
+def _known(makers: dict[str, Callable[[], str]], name: str) -> Callable[[], str]:
+    if name not in makers:
+        sys.exit(f"a page asks for {name!r}, which does not exist; there are {', '.join(makers)}")
+    return makers[name]
 
 
 def main() -> None:

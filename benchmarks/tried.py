@@ -1,9 +1,9 @@
-"""Keep what was tried besides the comparisons: finished run folders become lines of results/tried.csv.
+"""Records finished runs outside the comparisons as lines of results/tried.csv.
 
     python benchmarks/tried.py "second look" runs/tried/*/*
 
-A run's model is the preset that its config is nearest to under the recipe of its data (configs/), its settings are what
-is left. The same run again replaces its line.
+A run's model is the preset whose config, under the recipe of its data (configs/), differs in the fewest settings. These
+settings are recorded with it. The same run again replaces its line. docs/tried.md has the conclusions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trope.config import PRESETS, Config, preset, read_toml, to_dict
+from trope.config import PRESETS, Config
 from trope.experiments.pool import Variant
 from trope.experiments.recipes import find
 from trope.experiments.variants import NAMED
-from trope.runs import CONFIG, ENVIRONMENT, METRICS
-from trope.train.log import NAME as LOG
+from trope.runs import CONFIG, ENVIRONMENT, LOG, METRICS
+from trope.settings import preset, read_toml, to_dict
 
 ROOT = Path(__file__).parent.parent
 CSV = ROOT / "results" / "tried.csv"
@@ -28,9 +28,9 @@ KEY = ("data", "look", "model", "settings", "seed")
 
 
 def nearest(config: Config, data: str) -> tuple[str, list[str]]:
-    """The preset with the fewest other settings than the recipe's, and these."""
+    """The preset that differs from the config in the fewest settings under its recipe, and these settings."""
     common = find(data, ROOT / "configs").settings(data)
-    # Of two equally near ones T-RoPE: it is what was tried.
+    # Of two presets that are equally near, T-RoPE comes first: most runs tried a variant of it.
     named = [NAMED.get(name, Variant(name, name)) for name in dict.fromkeys(("hstu-trope", *NAMED, *PRESETS))]
     seed = f"train.seed={config.train.seed}"
     others = {each.name: preset(each.model, [*common, *each.settings, seed]).resolved for each in named}
@@ -77,7 +77,7 @@ def describe(run: Path, look: str) -> dict[str, Any]:
 
 def main() -> None:
     if len(sys.argv) < 3:
-        sys.exit(f"a look and folders of runs, please:\n\n{__doc__}")
+        sys.exit(f"give a look and folders of runs:\n\n{__doc__}")
     look, *folders = sys.argv[1:]
     runs = [metrics.parent for folder in map(Path, folders) for metrics in sorted(folder.glob(f"*/{METRICS}"))]
     if not runs:

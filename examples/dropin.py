@@ -2,8 +2,8 @@
 
     python examples/dropin.py
 
-Every user has bought the four seasons' items at random times over six years. The next purchase belongs to the season of
-the moment it happens in. Index RoPE cannot know that moment; T-RoPE's last query looks from it (`t_now`).
+Every user has bought items of four seasons at random times over six years. The season of the next purchase decides what
+is bought. Index RoPE cannot know that moment. T-RoPE's last query looks from it (`t_now`).
 """
 
 import torch

@@ -2,9 +2,9 @@
 
     pip install transformers; python examples/huggingface.py
 
-Llama hands one cos and sin to every layer and turns query and key alike. T-RoPE turns them differently and learns per
-layer, so the model's own rotary is made the identity and each layer rotates inside its attention function, which
-Transformers lets one register by name. `times` reaches it as an ordinary keyword of the model's forward.
+Llama gives one cos and sin to every layer and rotates query and key alike. T-RoPE rotates them differently and learns
+in every layer. So this example makes Llama's own rotary the identity, and each layer rotates inside its attention
+function, which Transformers lets us register by name. `times` reaches it as a keyword of the model's forward.
 """
 
 import torch
@@ -18,7 +18,7 @@ ITEMS, LENGTH, DAY = 50, 24, 86_400
 
 
 class NoRotary(nn.Module):
-    """cos 1, sin 0: what comes in goes out."""
+    """An identity rotation: cos is 1, sin is 0."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()

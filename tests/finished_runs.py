@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from trope.config import to_toml
 from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
 from trope.evaluate.evaluation import EvalResult
 from trope.evaluate.metrics import Places
 from trope.experiments.pool import Run, Variant, plan
 from trope.runs import write_json, write_text
+from trope.settings import to_toml
 
 ENVIRONMENT = {
     "device": "NVIDIA H200", "trope": "0.1.0", "torch": "2.11", "triton": "3.6", "cuda": "13", "python": "3.12",

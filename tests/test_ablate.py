@@ -14,11 +14,12 @@ from training import SIZE, tiny_data
 from typer.testing import CliRunner, Result
 
 from trope.cli import main as cli
-from trope.config import Config, preset
+from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.experiments.ablation import FULL, ROWS, select, variants
 from trope.experiments.pool import Run
 from trope.models.recommender import SequentialRecommender
+from trope.settings import preset
 
 PAPER = [
     "T-RoPE", "- Non-Stationary", "- shifted", "- multiscale freq. bank", "- abs. time embedding (HSTU + Time RAB)",
@@ -147,7 +148,7 @@ def test_without_the_full_model_there_is_no_ablation(
     data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Run, "command", lambda *_: [sys.executable, "-S", "-c", "raise SystemExit(4)"])
-    with pytest.raises(ValueError, match="needs the full model and another row, and none could be trained"):
+    with pytest.raises(ValueError, match="needs the full model and another row, but none could be trained"):
         ablate(data.path, tmp_path / "runs", "--only", "fp32")
 
 

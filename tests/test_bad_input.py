@@ -155,8 +155,6 @@ def test_int32_seconds_are_seconds() -> None:
 def test_other_constructions() -> None:
     with pytest.raises(ValueError, match="time_share must lie between 0 and 1"):
         TORoPE(8, time_share=1.5)
-    with pytest.raises(ValueError, match="fusion must be one of"):
-        TORoPE(8, fusion="late")
     with pytest.raises(ValueError, match="at least one plane"):
         frequency_bank(0)
 

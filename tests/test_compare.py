@@ -15,6 +15,7 @@ from trope.evaluate import saved_ranks
 from trope.evaluate.compare import compare_runs, compare_values
 from trope.evaluate.evaluation import EvalResult
 from trope.evaluate.metrics import Places, paired_bootstrap, per_user
+from trope.runs import ranks_path
 
 ABOUT = saved_ranks.About("abc", "loo-strict", "test", "none", 50)
 USERS = 400
@@ -111,14 +112,14 @@ def test_other_splits_users_and_lonely_runs_are_refused(runs: list[Path], tmp_pa
 
 
 def test_damaged_or_pickled_ranks_are_refused(runs: list[Path]) -> None:
-    path = saved_ranks.path_of(runs[1], "test")
+    path = ranks_path(runs[1], "test")
     whole = path.read_bytes()
     middle = len(whole) // 3
     for bad in (whole[:middle], whole[:middle] + b"\0" * 40 + whole[middle + 40 :], b"", b"not a zip"):
         path.write_bytes(bad)
         with pytest.raises(ValueError, match="damaged or foreign"):
             compare_runs(runs)
-    with np.load(saved_ranks.path_of(runs[0], "test")) as arrays:
+    with np.load(ranks_path(runs[0], "test")) as arrays:
         good = dict(arrays)
     for change in ({"users": np.array([{}], dtype=object)}, {"ties": good["ties"][1:]}, {"about": np.array("{}")}):
         np.savez(path, **(good | change))
@@ -130,4 +131,4 @@ def test_of_many_runs_the_main_metrics_are_shown(runs: list[Path], tmp_path: Pat
     more = [*runs, save(tmp_path / "other", np.arange(USERS))]
     few, many = command(*runs, "--resamples", 50), command(*more, "--resamples", 50)
     assert "Recall@200" in few and "--json writes all" not in few
-    assert "Recall@200" not in many and "NDCG@10" in many and "of 10 metrics 4 are shown; --json writes all" in many
+    assert "Recall@200" not in many and "NDCG@10" in many and "4 of 10 metrics are shown; --json writes all" in many

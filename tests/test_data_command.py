@@ -1,4 +1,4 @@
-"""`trope prepare` as a user meets it: what it prints, its exit codes, and its lengths and moments."""
+"""`trope prepare` as a user meets it: what it prints, and its exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from test_data_sources import pixel
 from typer.testing import CliRunner
 
 from trope.cli.main import app
-from trope.cli.prepare import _duration, _moment
 from trope.data.folder import read_meta
 from trope.data.summary import summarise
 
@@ -33,7 +32,7 @@ def test_a_csv_by_flags_and_what_is_said_at_the_end(tmp_path: Path) -> None:
     flags = ("--user-col", "who", "--item-col", "what", "--time-col", "when")
     said = run(log, "--out", tmp_path / "out", *flags, "--protocol", "holdout", "--window", "1d")
     meta = read_meta(tmp_path / "out")
-    for expected in ("20 users, 15 items, 400 events", "holdout, 1 days from", meta["checksum"]):
+    for expected in ("20 users, 15 items, 400 events", "holdout, 1 day from", meta["checksum"]):
         assert expected in said
     assert meta["protocol"]["window"] == 86_400
 
@@ -109,12 +108,3 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert "pass --time-unit ms" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_moments_and_lengths() -> None:
-    assert _moment("2020-09-13T12:26:40Z", "--since") == _moment("2020-09-13T12:26:40", "--since") == START
-    assert _moment(str(START), "--since") == START
-    assert (_duration("90"), _duration("12h"), _duration("2w"), _duration(None)) == (90, 43_200, 1_209_600, None)
-    for call in (lambda: _moment("soon", "--since"), lambda: _duration("long")):
-        with pytest.raises(ValueError, match=r"got '(soon|long)'"):
-            call()

@@ -10,16 +10,19 @@ import pytest
 import torch
 import typer
 from data_logs import loose, prepared, write_parquet
+from typer.testing import CliRunner
 
 from trope.cli import demo
-from trope.config import preset
+from trope.cli.main import app
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
+from trope.data.sources.published import complete_journey
 from trope.experiments.season import FORTNIGHTS, events_until, find_seasons, fortnights, histories_until, recommended
 from trope.figures import season as demo_figure
 from trope.models.recommender import SequentialRecommender
-from trope.runs import open_run
+from trope.runs import BEST, METRICS, open_run
 from trope.serve.recommender import Recommender
+from trope.settings import preset
 from trope.times import DAY
 
 START = 1_483_228_800  # 2017-01-01
@@ -39,14 +42,19 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
     )
 
 
-@pytest.fixture(scope="module")
-def recommender(shop: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Recommender:
-    run = tmp_path_factory.mktemp("run")
+def make_run(shop: Sequences, run: Path) -> None:
+    """A run of a tiny model that was not trained."""
     settings = ("model.width=8", "model.heads=1", "model.head_dim=8", "model.blocks=1", "model.max_len=6")
     config = preset("hstu-trope", settings)
     open_run(run, shop, config, resume=False)
     torch.manual_seed(0)
-    SequentialRecommender(config, shop.num_items, shop.time_span).save_pretrained(run / "best")
+    SequentialRecommender(config, shop.num_items, shop.time_span).save_pretrained(run / BEST)
+
+
+@pytest.fixture(scope="module")
+def recommender(shop: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Recommender:
+    run = tmp_path_factory.mktemp("run")
+    make_run(shop, run)
     return Recommender.from_pretrained(run, "cpu")
 
 
@@ -96,7 +104,7 @@ def test_the_household_table(shop: Sequences, recommender: Recommender, capsys: 
 def test_the_shuffled_purchases_are_the_packages(tmp_path: Path) -> None:
     """The same rows; within a basket no longer in the order of product numbers."""
     demo.shuffle_rows(tmp_path)
-    source = demo.complete_journey("type").files[0]
+    source = complete_journey("type").files[0]
     rows, original = pq.read_table(tmp_path / source.name), pq.read_table(source)
     assert rows.schema == original.schema and len(rows) == len(original)
     total = [sum(table["product_id"].cast("int64").to_numpy()) for table in (rows, original)]
@@ -110,6 +118,20 @@ def test_a_command_that_fails_ends_the_demo(capfd: pytest.CaptureFixture[str]) -
     said = capfd.readouterr()
     assert ended.value.exit_code == 2
     assert "$ trope recommend no-such-run" in said.out and "no-such-run" in said.err
+
+
+def test_the_command_skips_what_is_done(shop: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With data and models there, only the evaluation, the comparison and the pictures are left."""
+    for model in demo.MODELS:
+        make_run(shop, tmp_path / model)
+        (tmp_path / model / METRICS).write_text("{}")
+    asked: list[str] = []
+    monkeypatch.setattr(demo, "trope", lambda *words: asked.append(str(words[0])))
+    monkeypatch.setattr(demo, "MIN_HISTORY", 5)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), "--data", str(shop.path)])
+    assert result.exit_code == 0, result.output
+    assert asked == ["evaluate", "evaluate", "compare"]
+    assert (tmp_path / "season.png").is_file()
 
 
 def test_curves_are_relative_to_their_mean() -> None:

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from trope.cli.main import app
-from trope.config import preset, to_toml
 from trope.data.protocols import Protocol
 from trope.data.sequences import EvalBatch, Sequences
 from trope.evaluate import saved_ranks
@@ -24,6 +23,7 @@ from trope.evaluate.ranking import user_batches
 from trope.kernels.ranking import Catalogue
 from trope.models.recommender import SequentialRecommender
 from trope.runs import DATA, write_json
+from trope.settings import preset, to_toml
 
 MAX_LEN = 6
 PROTOCOLS = {

@@ -22,13 +22,13 @@ from training import SIZE, last_step, tiny, tiny_data
 from typer.testing import CliRunner, Result
 
 from trope.cli import main as cli
-from trope.config import to_toml
 from trope.data.sequences import Sequences
 from trope.experiments import pool as experiments
 from trope.experiments import train_many
 from trope.experiments.pool import Outcome, Run, Variant, plan, run_all
 from trope.experiments.variants import choose
 from trope.runs import write_json, write_text
+from trope.settings import to_toml
 
 MODELS, SEEDS = ("hstu", "sasrec"), (0, 1)
 SETTINGS = (*SIZE, "train.epochs=1")
@@ -247,7 +247,9 @@ def test_without_two_models_left_there_is_no_comparison(
     data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Run, "command", lambda self, data, device: [sys.executable, "-S", "-c", "raise SystemExit(3)"])
-    with pytest.raises(ValueError, match=r"needs two models, and 0 could be trained; see output.txt in .*runs"):
+    with pytest.raises(
+        ValueError, match=r"needs two models, but 0 could be trained; the reasons are in .*runs/\*/output.txt"
+    ):
         compare(data.path, tmp_path / "runs")
 
 
@@ -281,7 +283,7 @@ def test_no_more_than_so_many_at_a_time(
 def test_seeds_come_one_after_another() -> None:
     names = [run.folder.name for run in plan([Variant("a", "hstu"), Variant("b", "hstu")], range(2), Path("out"))]
     assert names == ["a-seed0", "b-seed0", "a-seed1", "b-seed1"]
-    with pytest.raises(ValueError, match="names of their own, got a, a"):
+    with pytest.raises(ValueError, match="different names, got a, a"):
         plan([Variant("a", "hstu"), Variant("a", "sasrec")], [0], Path("out"))
 
 
@@ -357,11 +359,11 @@ def test_an_interrupted_comparison_continues_where_it_was(
     [
         (["--models", "hstu,gru4rec"], "unknown model 'gru4rec'"),
         (["--models", "hstu"], "needs two models, got --models hstu"),
-        (["--models", "hstu,hstu"], "names of their own, got hstu, hstu"),
+        (["--models", "hstu,hstu"], "different names, got hstu, hstu"),
         (["--set", "train.lr=fast"], "train.lr must be a number"),
         (["--set", "train.speed=1"], "speed"),
-        (["--seeds", "0"], "at least one seed, got --seeds 0"),
-        (["--jobs", "0"], "at least one run at a time, got jobs = 0"),
+        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["--split", "valid"], "--models compares on test, got --split valid"),
         (["another"], "--models needs one dataset and --out, got 2 paths"),
     ],
@@ -405,6 +407,6 @@ def test_what_is_there_can_be_reported_without_training(data: Sequences, tmp_pat
     trained = train_many.train_many(data.path, chosen, 2, 1, tmp_path, "cpu", is_training=False)
     assert [line["name"] for line in trained.lines] == ["hstu", "hstu-time", "hstu"] and not trained.failures
     assert not (tmp_path / "hstu-time-seed1").exists()
-    with pytest.raises(ValueError, match=r"nowhere has no finished run of these, and with --no-train none is trained"):
+    with pytest.raises(ValueError, match=r"nowhere has no finished run of these models, and --no-train trains none"):
         train_many.train_many(data.path, chosen, 2, 1, tmp_path / "nowhere", "cpu", is_training=False)
     assert not (tmp_path / "nowhere").exists()

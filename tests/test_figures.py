@@ -44,16 +44,16 @@ from trope.figures.numbers import (
     strength,
 )  # fmt: skip
 from trope.figures.run import RunView, burstiness, example, histories, open_run, test_users
-from trope.figures.style import balance, content, duration, finish, page
+from trope.figures.style import balance, content, finish, page
 from trope.kernels.attention.reference import attention, time_buckets
 from trope.kernels.norm import norm
 from trope.kernels.project import project
 from trope.kernels.sequence_bounds import SequenceBounds
-from trope.models.layers import HSTUBlock
+from trope.models.hstu import HSTUBlock
 from trope.models.recommender import SequentialRecommender
-from trope.rotary.trope import IndexRoPE, TRoPE, query_times
+from trope.rotary import IndexRoPE, TRoPE, query_times
 from trope.runs import open_run as make_run
-from trope.times import DAY, MONTH, YEAR
+from trope.times import DAY, MONTH, YEAR, say_short
 from trope.train.loop import train
 
 test_users.__test__ = False  # type: ignore[attr-defined]
@@ -201,11 +201,11 @@ def test_attention_maps_are_what_the_model_computes(run: Path) -> None:
     maps = attention_maps(view.model, batch)
     looking_from = query_times(batch.times, t_now=batch.t_now)
     assert len(maps) == len(seen) == 2
-    for (block, (x, delta, context)), one in zip(seen, maps, strict=True):
+    for (block, (stream, context)), one in zip(seen, maps, strict=True):
         with torch.no_grad():
-            weights, _ = hstu_weights(block, x, delta, context, times=batch.times, looking_from=looking_from)
-            _, normed = norm(x, delta, out_dtype=context.dtype)
-            _, v, q, k = block._silu_rotate(project(normed, block.uvqk), context)
+            weights, _ = hstu_weights(block, stream, context)
+            _, normed = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
+            _, v, q, k = block.split(project(normed, block.uvqk), context)
             buckets = time_buckets(looking_from, batch.times, len(block.bias.time) - 1)
             bounds = SequenceBounds.padded(batch.lengths, len(q))
             expected = attention(q, k, v, bounds, block.max_len, block.bias.position, block.bias.time, buckets)
@@ -328,7 +328,7 @@ def test_small_numbers() -> None:
         YEAR: "1 y",
         1e12: "over 1000 y",
     }
-    assert {seconds: duration(seconds) for seconds in told} == told
+    assert {seconds: say_short(seconds) for seconds in told} == told
 
 
 def test_top_items_at_the_same_moment_are_the_same(run: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from trope.config import preset
-from trope.models.hub import PATTERNS, find_folder
+from trope.models.pretrained import PATTERNS, find_folder
 from trope.models.recommender import SequentialRecommender
+from trope.settings import preset
 
 SIZES = ("model.width=8", "model.heads=1", "model.head_dim=8", "model.blocks=1")
 

@@ -69,8 +69,6 @@ def test_what_does_not_fit_is_said() -> None:
         TRoPE(8).cos_sin(times)
     with pytest.raises(ValueError, match="style must be one of"):
         TRoPE(8).cos_sin(times, style="liger")
-    with pytest.raises(ValueError, match='got fusion="head"'):
-        TORoPE(8, fusion="head", layout="halves").cos_sin(times)
 
 
 def load(name: str) -> ModuleType:

@@ -5,13 +5,16 @@ from the float64 run: one unit in the last place of the dtype (the interpreter t
 the frequency gradients a small multiple of what the torch reference in the same dtype is off.
 """
 
+import ast
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import draw_times
 
+import trope.kernels
 from trope import IndexRoPE, TORoPE, TRoPE
 from trope.kernels import rotate_qk
 
@@ -22,7 +25,7 @@ SHAPES = [  # B, L, heads of q, heads of k, D, rotary_dim
     (3, 5, 4, 2, 16, 16),
     (2, 7, 3, 1, 30, 22),
     (1, 9, 2, 2, 5, 4),
-    (2, 7, 3, 0, 16, 16),  # no keys, as in trope.readout
+    (2, 7, 3, 0, 16, 16),  # no keys, as in trope.rotary.readout
 ]
 
 
@@ -146,3 +149,15 @@ def test_the_op_is_registered_correctly(device: str) -> None:
     if device == "cuda":  # tracing a kernel needs one that is compiled, not interpreted
         tests += ("test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.trope.rotate_qk, (*inputs, *coords, *freqs, None, True), test_utils=tests)
+
+
+def test_no_kernel_argument_has_a_name_that_triton_takes_for_itself() -> None:
+    """Launches are by keyword, and `kernel[grid](stream=...)` fails on a GPU but not in the interpreter."""
+    taken = {"stream", "device", "device_type", "grid", "warmup", "debug", "num_warps", "num_stages", "num_ctas"}
+    kernels = 0
+    for path in Path(trope.kernels.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(d) for d in node.decorator_list):
+                assert not taken & {argument.arg for argument in node.args.args}, f"{path.name}, {node.name}"
+                kernels += node.name.endswith("_kernel")
+    assert kernels > 30

@@ -13,9 +13,9 @@ from trope.kernels.attention import Gaps, hstu_attention, time_gaps
 from trope.kernels.sequence_bounds import SequenceBounds
 
 pytest.importorskip("triton.language", reason="needs the package triton")
+from trope.kernels.attention import arguments as attention_arguments
 from trope.kernels.attention import bias_gradient as attention_bias_gradient
 from trope.kernels.attention import runs as attention_runs
-from trope.kernels.attention import triton as triton_attention
 
 FIRST = 1_600_000_000
 
@@ -92,7 +92,7 @@ def test_values_and_gradients(
     dtype: torch.dtype, kind: str, lengths: list[int], max_len: int, heads: int, dim: int, position: bool, time: bool,
     cached: bool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(triton_attention, "BLOCK", 16)  # several tiles in a short sequence
+    monkeypatch.setattr(attention_arguments, "BLOCK", 16)  # several tiles in a short sequence
     monkeypatch.setattr(attention_bias_gradient, "STRIP_BYTES", 1 << (28 if cached else 12))  # in one slice, in many
     monkeypatch.setattr(attention, "CACHE_BYTES", 1 << 28 if cached else 0)
     generator = torch.Generator().manual_seed(len(lengths) + dim)
@@ -127,7 +127,7 @@ def test_tokens_of_no_sequence_are_zero() -> None:
 
 
 def test_times_out_of_order_are_only_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_attention, "BLOCK", 16)
+    monkeypatch.setattr(attention_arguments, "BLOCK", 16)
     generator = torch.Generator().manual_seed(3)
     bounds, tokens = spans_of("jagged", [30], 30)
     inputs = [torch.randn(tokens, 1, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
@@ -144,7 +144,7 @@ def test_times_out_of_order_are_only_slower(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("runs", [4, 16, 64])
 def test_sums_by_runs_are_sums_by_bucket(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to the time weights' gradient, on gaps so short that a tile has most of its buckets in reach."""
-    monkeypatch.setattr(triton_attention, "BLOCK", 16)
+    monkeypatch.setattr(attention_arguments, "BLOCK", 16)
     monkeypatch.setattr(attention_runs, "RUNS", runs)
     generator = torch.Generator().manual_seed(5)
     bounds, tokens = spans_of("jagged", [40, 7], 40)

@@ -99,9 +99,9 @@ def test_missing_gradients_are_zero(which: tuple, device: str) -> None:
 
 def test_many_tiles_per_program(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward loops over tiles once there are more of them than partial rows; the last program has fewer."""
-    from trope.kernels.silu_rotate import triton as activate_triton
+    from trope.kernels.silu_rotate import triton as fused
 
-    monkeypatch.setattr(activate_triton, "ROWS", 3)
+    monkeypatch.setattr(fused, "ROWS", 3)
     assert_as_good_as_reference(Problem((126, 2, 64, 64), torch.float32, device))
 
 

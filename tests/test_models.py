@@ -11,13 +11,15 @@ import torch
 import torch.nn.functional as F
 from conftest import draw_times
 
-from trope.config import PRESETS, Config, ModelConfig, from_dict, preset, read_toml, to_dict, to_toml
-from trope.kernels.attention import time_gaps
+from trope.config import PRESETS, Config, ModelConfig
 from trope.kernels.attention.reference import bias, time_buckets
 from trope.kernels.norm import gate
 from trope.kernels.sequence_bounds import SequenceBounds
-from trope.models.layers import Context, HSTUBlock, IntervalAttention, IntervalTables, relative_intervals
+from trope.models.context import Context, Stream, relative_intervals
+from trope.models.hstu import HSTUBlock
 from trope.models.recommender import SequentialRecommender
+from trope.models.transformer import IntervalAttention, IntervalTables
+from trope.settings import from_dict, preset, read_toml, to_dict, to_toml
 
 SMALL = ["model.width=16", "model.heads=2", "model.head_dim=8", "model.max_len=12", "model.dropout=0.0"]
 SPAN = (1_500_000_000, 1_600_000_000)
@@ -119,17 +121,16 @@ def test_outputs_and_items_are_unit_vectors(rng: torch.Generator) -> None:
 
 
 def test_hstu_block_is_its_definition(rng: torch.Generator) -> None:
-    """REFERENCE: norm, one projection, SiLU on all of it, u v q k, silu(q k^T + bias) / n, norm, times u, linear."""
+    """Norm, one projection, SiLU on all of it, u v q k, silu(q k^T + bias) / n, norm, times u, linear."""
     config = ModelConfig(width=6, heads=2, head_dim=3, max_len=5, dropout=0.0)
     torch.manual_seed(0)
-    block = HSTUBlock(config, None, stream=1)
+    block = HSTUBlock(config, None, number=1)
     x = torch.randn(1, 4, 6, generator=rng)
     times = draw_times((1, 4), rng)
     buckets = time_buckets(times, times, 128)
     bounds = SequenceBounds.padded(torch.tensor([4]), 4)
-    gaps = time_gaps(times[0], times[0], bounds, 128, like=x)
-    stream, delta = block(x[0] / 2, x[0] / 2, Context(bounds, None, gaps, None, None, torch.float32))
-    got = (stream + delta)[None]
+    context = Context(bounds, times[0], times[0], torch.arange(4), like=x)
+    got = block(Stream(x[0] / 2, x[0] / 2), context).sum()[None]
     h = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-6).sqrt()
     u, v, q, k = (F.silu(h[0] @ block.uvqk)).split(6, dim=-1)
     y = torch.zeros(4, 6)
@@ -171,15 +172,15 @@ def test_position_bias_is_by_distance() -> None:
 
 def test_interval_attention_never_needs_the_big_tensor(rng: torch.Generator) -> None:
     """TiSASRec's formula written out with the [L, L, E] tensors that the block avoids."""
-    config = ModelConfig(block="tisasrec", width=6, heads=2, head_dim=3, max_len=5, dropout=0.0, intervals=4,
+    config = ModelConfig(block="tisasrec", width=6, heads=2, head_dim=3, max_len=5, dropout=0.0,
                          position_bias=False, time_bias=False)  # fmt: skip
     torch.manual_seed(0)
-    tables = IntervalTables(config)
+    tables = IntervalTables(config, most=4)
     attention = IntervalAttention(config, tables)
     x, times = torch.randn(1, 5, 6, generator=rng), draw_times((1, 5), rng)
     index = relative_intervals(times, 4)
     bounds = SequenceBounds.padded(torch.tensor([5]), 5)
-    got = attention(x[0], Context(bounds, None, None, index, None, torch.float32))
+    got = attention(x[0], Context(bounds, times[0], times[0], torch.arange(5), like=x))
     q, k, v = (part.view(5, 2, 3) for part in attention.qkv(x)[0].chunk(3, dim=-1))
     r_k, r_v = (t[index[0]].view(5, 5, 2, 3) for t in (tables.interval_keys, tables.interval_values))
     p_k, p_v = (t.view(5, 2, 3) for t in (tables.position_keys, tables.position_values))
@@ -287,14 +288,20 @@ def test_config_round_trip_and_settings(tmp_path: Path) -> None:
     ("train.epochs=2.5", "a whole number"),
     ("epochs=2", r"a setting is group.field=value with a group of model, rotary, train, eval, got 'epochs=2'"),
     ("model.nope=1", "model has no field 'nope'; it has block, width"),
-    ("model.block=lstm", "must be 'hstu' or 'sasrec' or 'tisasrec', got 'lstm'"),
+    ("model.block=lstm", "model.block must be one of hstu, sasrec, tisasrec, got 'lstm'"),
     ("rotary.shifted=1", "true or false, got '1'"),
-    ("train.lr=0", "train.lr must be greater than 0"),
+    ("train.lr=0", "train.lr must lie between 1e-12 and 100, got 0"),
+    ("train.lr=inf", "train.lr must lie between"),
+    ("train.lr=nan", "train.lr must lie between"),
+    ("train.stride=500", "train.stride must be at most model.max_len = 50"),
+    ("train.negatives=100000000", "train.negatives must lie between 1 and 1e"),
+    ("train.negatives=1000000", r"must stay below 2\^31"),
+    ("rotary.stationary=2", "rotary.stationary was removed after b687b81"),
+    ("rotary.beta_min=1e9", "rotary.beta_min was removed"),
+    ("model.time_buckets=-1", "model.time_buckets was removed"),
     ("model.dropout=1", r"must lie in \[0, 1\)"),
-    ("train.factor=1", r"train.factor must lie in \[0, 1\)"),
-    ("train.beta2=nan", "train.beta2 must lie in"),
-    ("train.patience=-1", "train.patience must not be negative, got -1"),
-    ("model.block=sasrec", "a relative attention bias belongs to block hstu"),
+    ("train.patience=-1", "train.patience must lie between 0 and 1e"),
+    ("model.block=sasrec", "block sasrec has no relative attention bias"),
 ])  # fmt: skip
 def test_bad_settings(setting: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

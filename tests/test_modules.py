@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from conftest import SECONDS, draw_times
 
 from trope import IndexRoPE, TORoPE, TRoPE, frequency_bank, frequency_parameters
 from trope.kernels import backend as backend_module
-from trope.rotary.trope import DAY, NEUTRAL_SPAN, WEEK, YEAR, calendar_bank
+from trope.rotary import NEUTRAL_SPAN, calendar_bank
+from trope.times import DAY, WEEK, YEAR
 
 ENCODINGS = [TRoPE, TORoPE, IndexRoPE]
 
@@ -102,30 +104,29 @@ def test_position_index_ignores_times(inputs: tuple, rng: torch.Generator) -> No
 
 
 def test_torope_matches_its_formula(rng: torch.Generator) -> None:
-    """angle_p(i) = (1 - g) a_p i w_p + g a_t tau v_p, early fusion, written out for one head."""
-    rope = TORoPE(4, fusion="early", time_share=0.25, unit="hours", index_base=100.0, time_base=10.0)
+    """angle_p(i) = (1 - g) a_p i w_p + g a_t tau v_p with g = 1 for time planes and 0 for others, for one head."""
+    rope = TORoPE(8, time_share=0.5, unit="hours", index_base=100.0, time_base=10.0)
     with torch.no_grad():
         rope.gains.copy_(torch.tensor([2.0, 3.0]))
     times = draw_times((1, 3), rng)
-    x = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64).expand(1, 3, 1, 4)
+    x = torch.tensor([1.0, 0.0] * 4, dtype=torch.float64).expand(1, 3, 1, 8)
     q, _ = rope(x, x, times)
     for i in range(3):
         for p in range(2):
             tau = (times[0, i].item() - 1_420_070_400) / 3600
-            angle = torch.tensor(0.75 * 3 * i * 100 ** -(p / 2) + 0.25 * 2 * tau * 10 ** -(p / 2), dtype=torch.float64)
-            assert torch.allclose(q[0, i, 0, 2 * p : 2 * p + 2], torch.stack((angle.cos(), angle.sin())), atol=1e-8)
+            by_time, by_index = 2 * tau * 10 ** -(p / 2), 3 * i * 100 ** -(p / 2)
+            for plane, angle in ((p, by_time), (2 + p, by_index)):
+                want = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
+                assert torch.allclose(q[0, i, 0, 2 * plane : 2 * plane + 2], want, atol=1e-8)
 
 
-def test_torope_split_by_dimension_and_head(inputs: tuple, rng: torch.Generator) -> None:
-    """Planes or heads given to the index do not change with the times; the others do."""
+def test_torope_splits_planes_by_dimension(inputs: tuple, rng: torch.Generator) -> None:
+    """Planes given to the index do not change with the times; the others do."""
     q, k, times = inputs
     other = draw_times((2, 5), rng)
-    rope = TORoPE(8, fusion="dimension", time_share=0.5)
+    rope = TORoPE(8, time_share=0.5)
     same = torch.isclose(rope(q, k, times)[0], rope(q, k, other)[0]).all(0).all(0).all(0)
     assert same.tolist() == [False] * 4 + [True] * 4
-    rope = TORoPE(8, fusion="head", time_share=1 / 3)
-    same = torch.isclose(rope(q, k, times)[0], rope(q, k, other)[0]).flatten(0, 1).all(0).all(-1)
-    assert same.tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -238,3 +239,26 @@ def test_training_moves_the_frequencies(inputs: tuple) -> None:
 def test_repr_says_what_it_is(encoding: type) -> None:
     assert "head_dim=8" in repr(encoding(8))
     assert "without shifted" in repr(TRoPE(8, shifted=False))
+
+
+@pytest.mark.parametrize("conditioning", ["span", "paper"])
+def test_linear_frequencies_are_the_frequencies(conditioning: str) -> None:
+    """What the fused kernel is given is what the module turns by, gradients too."""
+    torch.manual_seed(1)
+    options = {"time_span": (1_500_000_000, 1_600_000_000)} if conditioning == "span" else {}
+    for shared in (False, True):
+        module = TRoPE(16, conditioning=conditioning, share_alpha=shared, **options)  # type: ignore[arg-type]
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        assert module.is_linear
+        given, own = module.turns().frequencies(), module.frequencies()
+        for ours, theirs in zip(given, own, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-24)
+        weights = [torch.randn_like(f) for f in own]
+        gradients = [
+            torch.autograd.grad(sum((f * w).sum() for f, w in zip(fs, weights, strict=True)), list(module.parameters()))
+            for fs in (given, own)
+        ]
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, theirs)

@@ -38,6 +38,25 @@ def test_version_and_help() -> None:
     assert "bench" in run("--help").stdout
 
 
+def test_the_commands_load_nothing_heavy_until_they_run() -> None:
+    """`trope --help` loads what torch brings along and the command line itself."""
+    code = (
+        "import sys, torch, numpy; before = set(sys.modules); import trope.cli.main; print(*set(sys.modules) - before)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = {name.partition(".")[0] for name in out.split()}
+    assert "typer" in loaded
+    assert loaded & set(HEAVY) <= {"typer", "rich"}
+
+
+def test_there_is_one_file_per_command() -> None:
+    commands = [info.callback for info in app.registered_commands]
+    assert commands and all(command.__module__ == f"trope.cli.{command.__name__}" for command in commands if command)
+    assert [group.name for group in app.registered_groups] == ["bench"]
+    files = {path.stem for path in (Path(trope.__file__).parent / "cli").glob("*.py")} - {"__init__", "main", "bench"}
+    assert files == {command.__name__ for command in commands if command}
+
+
 def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = run("bench", "kernels", "--quick", "--csv", str(tmp_path / "file" / "k.csv"))

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from conftest import draw_times
 
-from trope.config import preset
 from trope.models.recommender import SequentialRecommender
+from trope.rotary import frequency_parameters
 from trope.rotary.readout import FASTEST, SLOWEST, TimeReadout
-from trope.rotary.trope import frequency_parameters
+from trope.settings import preset
 
 SPAN = (1_500_000_000, 1_600_000_000)
 SMALL = ["model.width=16", "model.heads=2", "model.head_dim=8", "model.max_len=12", "model.dropout=0.0"]
@@ -213,10 +213,24 @@ def test_as_a_drop_in_it_takes_any_shape_and_refuses_what_ruins_it(rng: torch.Ge
             wrong()
 
 
-def test_it_belongs_to_hstu() -> None:
-    with pytest.raises(ValueError, match="a readout by time belongs to block hstu, not sasrec"):
-        preset("sasrec-trope", ["rotary.readout=auto"])
+def test_a_share_is_a_share() -> None:
     with pytest.raises(ValueError, match=r"auto or a share of the planes, from 0 to 1, got 1\.5"):
         preset("hstu-trope", ["rotary.readout=1.5"])
     with pytest.raises(ValueError, match=r"rotary\.readout must be a number or 'auto', got 'some'"):
         preset("hstu-trope", ["rotary.readout=some"])
+
+
+@pytest.mark.parametrize("name", ["sasrec", "sasrec-trope", "tisasrec", "hstu", "hstu-trope"])
+def test_every_block_has_it(name: str, rng: torch.Generator) -> None:
+    """The moment reaches the output of every block, as the readout says it does, and its frequencies learn."""
+    settings = ["model.width=8", "model.heads=2", "model.head_dim=4", "model.max_len=6", "model.dropout=0"]
+    torch.manual_seed(0)
+    model = SequentialRecommender(preset(name, [*settings, "rotary.readout=0.5"]), 20, SPAN)
+    assert model.readout is not None
+    items, times = torch.randint(1, 21, (3, 6), generator=rng), draw_times((3, 6), rng)
+    lengths = torch.tensor([6, 4, 6])
+    early, late = (model.encode_last(items, times, lengths, times[:, -1] + later) for later in (60, 86_400 * 40))
+    assert not torch.allclose(early, late, atol=1e-3)
+    late[:, 0].sum().backward()
+    gradient = model.readout.turn.delta_q.grad
+    assert gradient is not None and gradient.abs().min() > 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,12 @@ from data_logs import START, prepared, random_log, write_parquet
 from typer.testing import CliRunner
 
 from trope.cli.main import app
-from trope.config import preset
 from trope.data.catalogue import Catalogue
 from trope.data.sequences import Sequences
 from trope.models.recommender import SequentialRecommender
 from trope.runs import open_run
-from trope.serve.moments import unix_seconds
 from trope.serve.recommender import Histories, Recommender
+from trope.settings import preset
 
 NOW = START + 2_000_000
 MAX_LEN = 8
@@ -127,46 +125,6 @@ def test_datetimes_are_seconds_and_decide_the_order_below_them(recommender: Reco
     pair = pd.DataFrame({"user_id": 1, "item_id": ["item 1", "item 2"], "timestamp": [second, first]})
     whole = pd.DataFrame({"user_id": 1, "item_id": ["item 2", "item 1"], "timestamp": START})
     pd.testing.assert_frame_equal(recommender.recommend(pair, NOW), recommender.recommend(whole, NOW))
-
-
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "2017-12-20T18:00:00Z",
-        "2017-12-20T19:00:00+01:00",
-        "1513792800",
-        1_513_792_800,
-        np.int64(1_513_792_800),
-        datetime(2017, 12, 20, 18, tzinfo=UTC),
-        datetime(2017, 12, 20, 19, 0, 0, 999_999, tzinfo=timezone(timedelta(hours=1))),
-        pd.Timestamp("2017-12-20 18:00", tz="UTC"),
-    ],
-)
-def test_ways_to_write_a_moment(moment: Any) -> None:
-    assert unix_seconds(moment) == 1_513_792_800
-
-
-@pytest.mark.parametrize("day", ["2017-12-20", date(2017, 12, 20)])
-def test_a_date_is_its_midnight_utc(day: Any) -> None:
-    assert unix_seconds(day) == 1_513_728_000
-
-
-@pytest.mark.parametrize(
-    ("moment", "said"),
-    [
-        ("2017-12-20T18:00:00", "no time zone"),
-        ("20171220", "no time zone"),
-        ("2017-13-20", "not a moment"),
-        (datetime(2017, 12, 20, 18), "no time zone"),
-        ("Christmas", "not a moment"),
-        (1_513_792_800.0, "float"),
-        (True, "bool"),
-        (None, "NoneType"),
-    ],
-)
-def test_moments_that_are_refused(moment: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=f"{said}.*write it like '2017-12-20T18:00:00Z'"):
-        unix_seconds(moment)
 
 
 def test_a_moment_for_each_user(recommender: Recommender, log: list[Any], events: Any) -> None:

@@ -21,12 +21,13 @@ from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.figures import page as run_report
 from trope.models.recommender import SequentialRecommender
+from trope.runs import REFIT
 from trope.train.distributed import process_group
-from trope.train.loop import REFIT, Interrupted, StopRequest, Trainer, train
+from trope.train.loop import Interrupted, StopRequest, Trainer, train
 
 __all__ = ["one_thread"]  # a fixture for every test in here
 # So impatient that the learning rate falls during the run.
-SETTINGS = ("train.refit=true", "train.patience=0", "train.factor=0.5", "train.epochs=5", "train.min_epochs=5")
+SETTINGS = ("train.refit=true", "train.patience=0", "train.epochs=5", "train.min_epochs=5")
 
 
 @pytest.fixture(scope="module")

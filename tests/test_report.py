@@ -19,14 +19,16 @@ from trope.cli import main as cli
 from trope.data.sequences import Sequences
 from trope.evaluate.metrics import paired_bootstrap, per_user
 from trope.evaluate.saved_ranks import load
+from trope.experiments.config_file import common_settings
 from trope.experiments.live_table import LiveTable
 from trope.experiments.pool import Outcome, Run, Variant, plan
 from trope.experiments.progress import Progress
 from trope.experiments.report.html import to_html
 from trope.experiments.report.markdown import to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section
-from trope.experiments.variants import choose, common_settings
-from trope.train.loop import REFIT
+from trope.experiments.variants import choose
+from trope.figures import html
+from trope.runs import REFIT
 
 # Places of the positive: good is nearly always first, fair a little behind, poor far behind.
 PLACES = {"good": 1, "fair": 3, "poor": 9}
@@ -137,11 +139,11 @@ class Checker(HTMLParser):
 
 
 def test_the_html_is_whole_alone_and_says_what_the_markdown_says(reported: Path) -> None:
-    html = (reported / "report.html").read_text()
+    text = (reported / "report.html").read_text()
     checker = Checker()
-    checker.feed(html)
-    assert not checker.open and "prefers-color-scheme: dark" in html and "http" not in html
-    plain = re.sub(r"<[^>]+>", "", html)
+    checker.feed(text)
+    assert not checker.open and "prefers-color-scheme: dark" in text and "http" not in text
+    plain = re.sub(r"<[^>]+>", "", text)
     numbers = re.findall(r"[+-]?\d+\.\d\d", (reported / "report.md").read_text().replace("\\", ""))
     assert len(numbers) > 60 and all(number in plain for number in numbers)
 
@@ -152,8 +154,8 @@ def test_recall_where_users_have_several_positives(tmp_path: Path) -> None:
     compare(held, tmp_path / "runs", 1)
     text = (tmp_path / "runs" / "report.md").read_text()
     assert table(text, "Results")["model"][:2] == ["Recall@10", "Recall@50"]
-    assert "Recall@K: users have several positives" in text and "the test begins 2020-09-" in text
-    assert "**Mind:** one seed" in text and " ± " not in text.split("## Results")[1].split("|", 1)[1]
+    assert "Recall@K: share of a user's positives" in text and "the test begins 2020-09-" in text
+    assert "**Warning:** there is one seed" in text and " ± " not in text.split("## Results")[1].split("|", 1)[1]
 
 
 def test_failed_runs_stand_in_the_report_with_their_reason(
@@ -179,7 +181,7 @@ def test_a_reference_that_failed_is_said_to_be_missing(
     with pytest.raises(AssertionError, match="exit code 1"):
         compare(data, out, 1)
     text = (out / "report.md").read_text()
-    assert "fair, the reference, has no finished run; differences are from good" in text
+    assert "fair, the reference, has no finished run; the reference is good instead" in text
     assert "## Against good, the reference" in text and "exit code 1: it printed nothing" in text
 
 
@@ -202,7 +204,10 @@ def test_baselines_are_ranked_once(data: Sequences, reported: Path, monkeypatch:
 def test_a_model_that_popularity_beats_is_named(data: Sequences, tmp_path: Path) -> None:
     finish(data, variants(), 1, tmp_path / "runs", lambda run, count: np.full(count, 15 + PLACES[run.variant.name] % 3))
     compare(data, tmp_path / "runs", 1)
-    assert "'most popular' is better than every model in HR@10" in (tmp_path / "runs" / "report.md").read_text()
+    assert (
+        "the baseline 'most popular' is better than every model in HR@10"
+        in (tmp_path / "runs" / "report.md").read_text()
+    )
 
 
 def test_markup_in_names_stays_text() -> None:
@@ -211,6 +216,21 @@ def test_markup_in_names_stays_text() -> None:
     assert "<b>x</b>" not in to_html(page) and "&lt;b&gt;x" in to_html(page) and "w &amp; w" in to_html(page)
     assert "a\\_b\\*c\\|d" in to_markdown(page) and "\\<b>x" in to_markdown(page)
     assert '<b>1</b><small class="worse">2 *</small>' in to_html(page) and "**1** (2) \\*" in to_markdown(page)
+
+
+def test_the_shell_escapes_whatever_is_text() -> None:
+    bad = '<i>"&'
+    page = html.document(
+        bad, html.heading(bad), html.paragraph(bad), html.warning(bad), html.bullets([bad]), html.facts([(bad, bad)]),
+        html.cards(html.card(bad, html.text(bad))), html.details(bad), html.picture(b"<svg/>", alt=bad, caption=bad),
+    )  # fmt: skip
+    assert "<i>" not in page and page.count("&lt;i&gt;") == 12 and 'alt="&lt;i&gt;&quot;&amp;"' in page
+
+
+def test_no_other_module_writes_a_page_of_its_own() -> None:
+    package = Path(html.__file__).parents[1]
+    holders = [path for path in package.rglob("*.py") if "<!doctype" in path.read_text().lower()]
+    assert holders == [Path(html.__file__)]
 
 
 def log(run: Run, *rows: dict[str, float], mode: str = "a", end: str = "\n") -> None:
@@ -263,12 +283,12 @@ def test_the_live_table_and_the_plain_lines_say_the_same(data: Sequences, tmp_pa
 def test_a_file_gives_sizes_and_training_and_the_preset_the_rest(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(
-        '[model]\nwidth = 8\nblock = "hstu"\ntime_bias = true\nheads = 2\nhead_dim = 4\n[train]\nseed = 5\n'
-        'logq = true\n[rotary]\nkind = "trope"\nphase = "fp32"\n[eval]\nfilter_seen = "window"\n'
+        "[recipe]\n[model]\nwidth = 8\nheads = 2\nhead_dim = 4\n[train]\nshared_negatives = true\n"
+        '[eval]\nfilter_seen = "window"\n'
     )
     common = common_settings(file, ["model.width=16", "model.head_dim=8"])
     assert common == (
-        "model.width=8", "model.heads=2", "model.head_dim=4", "train.logq=true", "eval.filter_seen=window",
+        "model.width=8", "model.heads=2", "model.head_dim=4", "train.shared_negatives=true", "eval.filter_seen=window",
         "model.width=16", "model.head_dim=8",
     )  # fmt: skip
     first, second, printed = choose(["sasrec", "hstu-trope", "hstu-trope-paper"], [], common)

@@ -31,9 +31,9 @@ def test_theorem_1_shared_coefficients_are_translation_invariant(qk: tuple, rng:
     assert close(*moved(rope, qk, draw_times((1, 6), rng), MONTH))
 
 
-@pytest.mark.parametrize("fusion", ["dimension", "head", "early"])
-def test_remark_torope_is_translation_invariant(fusion: str, qk: tuple, rng: torch.Generator) -> None:
-    assert close(*moved(TORoPE(8, fusion=fusion), qk, draw_times((1, 6), rng), MONTH))
+@pytest.mark.parametrize("time_share", [0.0, 0.5, 1.0])
+def test_remark_torope_is_translation_invariant(time_share: float, qk: tuple, rng: torch.Generator) -> None:
+    assert close(*moved(TORoPE(8, time_share=time_share), qk, draw_times((1, 6), rng), MONTH))
 
 
 def test_index_rope_sees_no_time_at_all(qk: tuple, rng: torch.Generator) -> None:

@@ -80,7 +80,7 @@ MEASURE = """
 import resource
 import numpy as np
 import torch
-from trope.config import preset
+from trope.settings import preset
 from trope.data.catalogue import Catalogue
 from trope.data.folder import Ids
 from trope.models.recommender import SequentialRecommender

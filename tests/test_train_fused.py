@@ -20,7 +20,7 @@ from trope.train import step as train_step
 from trope.train.distributed import Group
 from trope.train.divergence import DivergenceGuard
 from trope.train.fused import FusedStep
-from trope.train.loss import Negatives, draw_negatives
+from trope.train.loss import draw_negatives
 from trope.train.optimizer import make_optimizer
 from trope.train.step import Feed, Objective
 
@@ -69,18 +69,14 @@ def same_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
         candidates_TC[:, 1:] = made_up(candidates_TC[:, 0], candidates_TC.shape[1] - 1)
         candidates_TC[:, 1:] *= candidates_TC[:, :1] != 0
 
-    def draw_negatives(targets_T: Tensor, num_items: int, config: object, *_: object) -> Negatives:
-        return Negatives(made_up(targets_T, 8), None)
+    def draw_negatives(targets_T: Tensor, num_items: int, config: object, *_: object) -> Tensor:
+        return made_up(targets_T, 8)
 
     monkeypatch.setattr(train_fused, "draw_uniform", draw_uniform)
     monkeypatch.setattr(train_step, "draw_negatives", draw_negatives)
 
 
-SHARED = [
-    ("train.shared_negatives=true", f"train.negative_source={source}", f"train.logq={logq}")
-    for source in ("uniform", "batch")
-    for logq in ("false", "true")
-]
+SHARED = [("train.shared_negatives=true", f"train.negative_source={source}") for source in ("uniform", "batch")]
 
 
 @pytest.fixture
@@ -88,17 +84,17 @@ def same_shared_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared negatives that are a function of the batch's targets: some of them, with duplicates, and from the uniform
     source other items.
 
-    What logQ expects is computed as ever. Tiles are small, so that a batch takes several.
+    Tiles are small, so that a batch takes several.
     """
 
-    def draw(targets_T: Tensor, num_items: int, config: TrainConfig, _: object, share_V: Tensor | None) -> Negatives:
-        drawn = draw_negatives(targets_T, num_items, config, None, share_V)
-        assert drawn is not None and drawn.items.shape == (config.negatives,)
+    def draw(targets_T: Tensor, num_items: int, config: TrainConfig, _: object) -> Tensor:
+        drawn = draw_negatives(targets_T, num_items, config, None)
+        assert drawn is not None and drawn.shape == (config.negatives,)
         items_N = targets_T.sort(descending=True).values[: 3 * config.negatives : 3].clone()
         if config.negative_source == "uniform":
             others = torch.arange(config.negatives - 5, device=targets_T.device) ** 2
             items_N[5:] = (targets_T.sum() + others) % num_items + 1
-        return drawn._replace(items=items_N)
+        return items_N
 
     monkeypatch.setattr(train_fused, "draw_negatives", draw)
     monkeypatch.setattr(train_step, "draw_negatives", draw)
@@ -111,6 +107,12 @@ def same_shared_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_are_the_plain_steps(name: str, table_state: str, clip: float) -> None:
     settings = ("model.dropout=0", "train.negatives=8", "train.lr=0.01", f"train.table_state={table_state}")
     assert_same_steps(TINY.config(name, *settings, f"train.clip={clip}"))
+
+
+@pytest.mark.parametrize("name", ["sasrec", "sasrec-trope", "tisasrec", "hstu"])
+@pytest.mark.usefixtures("same_negatives")
+def test_steps_with_a_readout_behind_any_block_are_the_plain_steps(name: str) -> None:
+    assert_same_steps(TINY.config(name, "model.dropout=0", "train.negatives=8", "rotary.readout=0.5"))
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
@@ -191,7 +193,7 @@ def test_a_batch_takes_one_of_a_few_sizes() -> None:
 
 
 @pytest.mark.parametrize("settings", [
-    ("train.negative_source=batch",), ("train.logq=true",), ("train.negative_source=batch", "train.logq=true"), *SHARED,
+    ("train.negative_source=batch",), *SHARED,
 ], ids=str)  # fmt: skip
 def test_other_negatives(settings: tuple[str, ...]) -> None:
     config = TINY.config("hstu-trope", "train.negatives=8", *settings)

@@ -12,9 +12,10 @@ import pytest
 import torch
 from data_logs import loose, prepared, random_log, write_parquet
 
-from trope.config import Config, preset
+from trope.config import Config
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
+from trope.settings import preset
 from trope.train.loop import train
 
 SIZE = (

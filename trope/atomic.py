@@ -1,6 +1,6 @@
-"""Files and folders that are whole or absent: written under another name beside their own, flushed, then renamed.
+"""Files and folders that are whole or absent: each is written under a temporary name, flushed to disk, then renamed.
 
-A process killed in between leaves a hidden `.NAME.partial-…` behind, never a half-written NAME.
+A process that is killed meanwhile leaves a hidden `.NAME.partial-…`, never a half-written NAME.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A name to write to, which becomes `path` when the block ends well and vanishes when it does not."""
+    """Yield a temporary path to write; it is renamed to `path` if the block succeeds, and removed if it raises."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` when the block ends well (replacing what was there) and vanishes else."""
+    """Yield a temporary folder to fill; it replaces `path` if the block succeeds, and is removed if it raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
     try:
@@ -49,7 +49,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Have it on disk before it gets its final name, so that a power cut leaves no empty file under that name."""
+    """Force a file to disk before it gets its final name, so that a power cut leaves no empty file there."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -58,7 +58,7 @@ def _flush(path: Path) -> None:
 
 
 def _take_name(partial: Path, path: Path) -> None:
-    """Rename, moving an existing folder out of the way first and back again if that fails."""
+    """Rename `partial` to `path`; an existing folder is moved away first, and back if the rename fails."""
     if not path.exists():
         partial.rename(path)
         return

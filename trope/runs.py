@@ -1,16 +1,20 @@
-"""The run folder: what is written at its start, and what must still be so when a run is resumed.
+"""The run folder: the name of every file in it, what is written at the start, and what a resumed run must still match.
 
     config.toml          the resolved config
     env.json             machine, versions, commit
-    catalogue/           the items' original ids and names, for serving
+    catalogue/           the items' original ids and names, for serving; see `trope.data.catalogue`
     data.json            which dataset: path, checksum, protocol, counts
     log.jsonl            one line every so many steps, one an epoch
-    checkpoints/, best/  see `trope.train.checkpoint`
-    refit/               with train.refit: log.jsonl and checkpoints/ of the second training, whose model best/ then is
-    ranks-test.npz       at the end: where best/ ranked each test positive, see `trope.evaluate.saved_ranks`
+    tensorboard/         the same numbers, where TensorBoard is installed
+    checkpoints/         to resume from; see `trope.train.checkpoint`
+    best/                the model with the best validation; after a refit, the refitted model
+    refit/               with train.refit: log.jsonl and checkpoints/ of the second training
+    ranks-test.npz       at the end: where best/ ranked each test positive; see `trope.evaluate.saved_ranks`
     metrics.json         at the end: validation of the best epoch, and test of the model in best/
+    output.txt           what the run printed, where a comparison started it; see `trope.experiments.pool`
 
-Each file is whole or not there.
+A model folder (best/, and model/ in a checkpoint) holds model.safetensors, config.json and README.md.
+Each file is whole or absent. No other module spells one of these names; tests/test_architecture.py checks it.
 """
 
 from __future__ import annotations
@@ -21,27 +25,39 @@ from typing import Any, Protocol
 
 from trope import environment
 from trope.atomic import atomic_file
-from trope.config import Config, read_toml, to_dict, to_toml
+from trope.config import Config
+from trope.settings import read_saved_toml, to_dict, to_toml
 
-CONFIG, ENVIRONMENT, DATA, METRICS, CATALOGUE = "config.toml", "env.json", "data.json", "metrics.json", "catalogue"
+# Of a run.
+CONFIG, ENVIRONMENT, DATA = "config.toml", "env.json", "data.json"
+METRICS, RANKS = "metrics.json", "ranks-{split}.npz"
+LOG, TENSORBOARD, OUTPUT = "log.jsonl", "tensorboard", "output.txt"
+CATALOGUE, BEST, CHECKPOINTS, REFIT = "catalogue", "best", "checkpoints", "refit"
+# Of a model folder.
+WEIGHTS, MODEL_CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+# Of a checkpoint.
+MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
+# Of a catalogue, beside the arrays.
+CATALOGUE_RECORD = "catalogue.json"
+
 # How long to train may change from one part of a run to the next; what is trained may not.
 _MAY_CHANGE = {"train.epochs", "train.min_epochs", "train.early_stop"}
 
 
 class Dataset(Protocol):
-    """What a run folder records of its dataset; `trope.data.sequences.Sequences` is one."""
+    """What `open_run` needs of a dataset; `trope.data.sequences.Sequences` provides it."""
 
     def describe(self) -> dict[str, Any]:
-        """What identifies the dataset, and where it is."""
+        """Path, checksum, protocol and counts of the dataset."""
 
     def write_catalogue(self, folder: Path) -> None:
         """Copy the items' original ids and names into `folder`."""
 
 
 def open_run(run: Path, data: Dataset, config: Config, resume: bool) -> None:
-    """Make a run folder, or with `resume` check that it is of this config and this dataset.
+    """Make a run folder. With `resume`, check that an existing one has this config and this dataset.
 
-    A folder where nothing has begun yet may be resumed as well, so that one command serves for every start.
+    An empty folder may be resumed too, so the same command can start and continue a run.
     """
     if run.exists() and not run.is_dir():
         raise FileExistsError(f"{run} exists and is not a folder; choose another --out")
@@ -60,8 +76,13 @@ def open_run(run: Path, data: Dataset, config: Config, resume: bool) -> None:
     write_json(run / DATA, data.describe())
 
 
+def ranks_path(run: Path, split: str) -> Path:
+    """Where a run keeps its ranks of a split, `valid` or `test`."""
+    return run / RANKS.format(split=split)
+
+
 def read_data(run: Path) -> dict[str, Any]:
-    """What `Dataset.describe` said when the run began."""
+    """What `Dataset.describe` returned when the run began."""
     try:
         return json.loads((run / DATA).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -71,18 +92,18 @@ def read_data(run: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON that is whole or not there."""
+    """Write a JSON file, whole or not at all."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that is whole or not there."""
+    """Write a text file, whole or not at all."""
     with atomic_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def _check_config(run: Path, config: Config) -> None:
-    stored, given = to_dict(read_toml(run / CONFIG).resolved), to_dict(config.resolved)
+    stored, given = to_dict(read_saved_toml(run / CONFIG, training=True).resolved), to_dict(config.resolved)
     changed = [
         f"{group}.{name} was {stored[group][name]!r}, now {value!r}"
         for group, entries in given.items()

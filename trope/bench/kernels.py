@@ -20,8 +20,8 @@ from trope.bench.tools import copy_bandwidth, graph_seconds, make_console, step_
 from trope.environment import describe
 from trope.kernels import Backend, rotate_qk
 from trope.kernels.backend import HAS_TRITON
+from trope.rotary import NEUTRAL_SPAN, TRoPE
 from trope.rotary.base import Layout
-from trope.rotary.trope import NEUTRAL_SPAN, TRoPE
 
 SETS = 8  # input sets in one graph: what a step reuses has left the cache, and the graph's own launch is shared
 # Errors against float64 relative to the norm: one rounding to bf16 (2^-9 at most, on average less); and for the

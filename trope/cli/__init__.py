@@ -1,1 +1,1 @@
-"""The command line: one module per command; `main` collects them."""
+"""The command line: one file per command. `main` collects them."""

@@ -1,4 +1,4 @@
-"""The command `trope ablate`: the paper's ablation rows and ours, trained, tested and reported like a comparison."""
+"""The command `trope ablate`: trains and compares the paper's ablation rows and our own."""
 
 from __future__ import annotations
 
@@ -20,45 +20,49 @@ def _print_rows(value: bool) -> None:
 
 def ablate(
     data: Annotated[Path, typer.Argument(help="A folder made by `trope prepare`.")],
-    out: Annotated[Path, typer.Option(help="Folder of the runs and the report; run again, it continues.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder of the runs and the report. The same command continues an interrupted ablation."),
+    ],
     seeds: Annotated[int, typer.Option(help="Train each row this often, with seeds 0, 1, …")] = 1,
     jobs: Annotated[int, typer.Option(help="Trainings at a time.")] = 1,
     only: Annotated[
         str | None, typer.Option(help="Only these rows: paper, ours, readout, or names, with commas; see --list.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file with sizes, training and evaluation for every row.")
+        Path | None,
+        typer.Option(help="A TOML file with sizes, training and evaluation for every row, and nothing else."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="group.field=value for every row; may be repeated.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
     train: Annotated[
-        bool, typer.Option(help="Train what is missing; or only report runs in --out, such as copies from elsewhere.")
+        bool, typer.Option(help="Train missing runs; --no-train reports the finished runs in --out only.")
     ] = True,
     resamples: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
     list_rows: Annotated[
         bool, typer.Option("--list", callback=_print_rows, is_eager=True, help="Print the rows and train nothing.")
     ] = False,
 ) -> None:
-    """Train T-RoPE without one part each, as in the paper's ablation, and with our own changes.
+    """Train T-RoPE with one part removed or changed in each row: the paper's ablation, and our own rows.
 
-    What was trained before is not trained again; a run that fails is reported and does not stop the others.
+    Finished runs are not trained again. A run that fails is reported and does not stop the others.
     """
     from trope.experiments.ablation import FULL, select, variants
-    from trope.experiments.variants import common_settings
+    from trope.experiments.config_file import common_settings
 
     rows = select(only)
     common = common_settings(config, settings or [])
     asked = variants(rows, common)
 
-    from trope.cli.compare import describe, to_dict
     from trope.evaluate.compare import compare_values
     from trope.experiments.report.ablation import TITLES, ablation_page
     from trope.experiments.report.baselines import baseline_metrics
     from trope.experiments.report.comparison import write_report
+    from trope.experiments.report.record import describe, to_dict
     from trope.experiments.report.screen import show_section
     from trope.experiments.train_many import train_many
     from trope.runs import write_json
@@ -66,8 +70,8 @@ def ablate(
     trained = train_many(data, asked, seeds, jobs, out, device, train)
     if next(iter(trained.values), None) != FULL or len(trained.values) < 2:
         raise ValueError(
-            f"an ablation needs the full model and another row, and {', '.join(trained.values) or 'none'} could be "
-            f"trained; see output.txt in {out}/*"
+            f"an ablation needs the full model and another row, but {', '.join(trained.values) or 'none'} could be "
+            f"trained; the reasons are in {out}/*/output.txt"
         )
     typer.echo(f"{resamples:,} resamples of the users, and the popularity baselines …")
     comparison = compare_values(trained.values, resamples, seed)

@@ -1,7 +1,7 @@
-"""The demo that a newcomer runs first (`make demo`): a year of real groceries, two models, one difference.
+"""The command `trope demo`, which a newcomer runs first: a year of real groceries, two models, one difference.
 
-It types the commands a user would type, shows each, and skips what an earlier run has finished. Then it asks the
-models what only a time-aware one can answer: the same history, at different moments of the year.
+The demo runs the commands that a user would type, shows each, and skips those that an earlier run has finished. Then it
+asks both models a question that only a time-aware model can answer: the same history at different moments of the year.
 """
 
 from __future__ import annotations
@@ -12,25 +12,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-import pyarrow.parquet as pq
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from trope.data.folder import META
-from trope.data.sequences import Sequences
-from trope.data.sources.published import complete_journey
-from trope.experiments.season import events_until, find_seasons, fortnights, histories_until, recommended
-from trope.figures.season import draw
-from trope.runs import METRICS
-from trope.serve.moments import unix_seconds
-from trope.serve.recommender import Recommender
+if TYPE_CHECKING:
+    from trope.data.sequences import Sequences
+    from trope.serve.recommender import Recommender
 
 BASELINE, TIME_AWARE = "hstu-time", "hstu-trope"
 MODELS = (BASELINE, TIME_AWARE)
@@ -78,11 +68,14 @@ MIN_HISTORY = 20
 console = Console(highlight=False)
 
 
-def main(
+def demo(
     out: Annotated[Path, typer.Option(help="Folder for the models and the figure.")] = Path("runs/demo"),
     data: Annotated[Path, typer.Option(help="Folder for the prepared dataset.")] = Path("data/demo"),
 ) -> None:
-    """Prepare, train two models, compare them, and ask one of them about the same history in three seasons."""
+    """Prepare a year of real groceries, train two small models, compare them, and ask both about the seasons."""
+    from trope.data.sequences import Sequences
+    from trope.serve.recommender import Recommender
+
     started = time.monotonic()
     prepare(data)
     for model in MODELS:
@@ -98,7 +91,9 @@ def main(
 
 
 def prepare(data: Path) -> None:
-    """The Complete Journey by product type, if it is not there yet."""
+    """Prepare The Complete Journey by product type, if it is not there yet."""
+    from trope.data.folder import META
+
     if (data / META).is_file():
         console.print(f"[dim]{data} is prepared already[/dim]")
         return
@@ -115,6 +110,11 @@ def shuffle_rows(folder: Path) -> None:
     One time stamps a whole basket, and the package lists a basket by product number: in that order, a model would learn
     to count, and would take the products with low numbers for the start of every basket.
     """
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    from trope.data.sources.published import complete_journey
+
     transactions = complete_journey("type").files[0]
     products = transactions.with_name("products.parquet")
     rows = pq.read_table(transactions)
@@ -124,6 +124,8 @@ def shuffle_rows(folder: Path) -> None:
 
 def train(model: str, data: Path, run: Path) -> None:
     """Train a model on the CPU, or finish a run that was interrupted."""
+    from trope.runs import METRICS
+
     if (run / METRICS).is_file():
         console.print(f"[dim]{run} is trained already[/dim]")
         return
@@ -143,13 +145,20 @@ def trope(*arguments: object) -> None:
 
 
 def show_household(data: Sequences, recommender: Recommender) -> None:
-    """What one household is recommended at three moments, from one and the same history."""
-    history_end = unix_seconds(HISTORY_END)
+    """Print what one household is recommended at three moments, from the same history."""
+    import numpy as np
+    from rich.table import Table
+    from rich.text import Text
+
+    from trope.experiments.season import events_until, histories_until
+    from trope.times import parse_moment
+
+    history_end = parse_moment(HISTORY_END)
     user = int(events_until(data, history_end).argmax())
     history = histories_until(data, np.array([user]), history_end)
     columns = {}
     for label, moment in MOMENTS.items():
-        ranking = recommender.rank(history, np.array([unix_seconds(moment)]), SHOWN, filter_seen="history")
+        ranking = recommender.rank(history, np.array([parse_moment(moment)]), SHOWN, filter_seen="history")
         columns[label] = [recommender.catalogue.name_of(item) for item in ranking.items.tolist()]
     times_shown = Counter(name for names in columns.values() for name in names)
     ids = data.ids("user_ids")
@@ -167,25 +176,34 @@ def show_household(data: Sequences, recommender: Recommender) -> None:
 
 
 def show_year(data: Sequences, recommenders: dict[str, Recommender], out: Path) -> list[Path]:
-    """The figure: one set of histories, asked in every fortnight of the year."""
-    history_end, start = unix_seconds(HISTORY_END), unix_seconds(YEAR_START)
+    """Draw the figure: the same histories, asked in every fortnight of the year. Returns the files."""
+    import numpy as np
+
+    from trope.experiments.season import events_until, find_seasons, fortnights, histories_until, recommended
+    from trope.figures.season import Panel, draw
+    from trope.times import parse_moment
+
+    history_end, start = parse_moment(HISTORY_END), parse_moment(YEAR_START)
     found = find_seasons(data, start, PER_QUARTER, round(MIN_SHARE * data.num_events))
     users = np.flatnonzero(events_until(data, history_end) >= MIN_HISTORY)[:ASKED]
     history = histories_until(data, users, history_end)
     is_later = fortnights(start) > history_end
     moments = fortnights(start)[is_later]
-    found = [replace(season, bought=season.bought[is_later]) for season in found]
-    shares = {}
-    for model, recommender in recommenders.items():
-        share_VF = recommended(recommender, history, moments, SWEPT, model)
-        shares[model] = [share_VF[season.items].sum(0) for season in found]
+    shares = {
+        model: recommended(recommender, history, moments, SWEPT, model) for model, recommender in recommenders.items()
+    }
+    panels = [
+        Panel(
+            season.quarter,
+            season.names,
+            season.bought[is_later],
+            {model: share_VF[season.items].sum(0) for model, share_VF in shares.items()},
+        )
+        for season in found
+    ]
     title = (
         f"The same {len(users):,} histories, asked over the year: what share of {SWEPT} recommendations is seasonal?"
     )
-    written = draw(found, shares, moments, title, out / "season")
+    written = draw(panels, moments, title, out / "season")
     console.print(f"\nwrote {' and '.join(map(str, written))}", soft_wrap=True)
     return written
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,4 +1,4 @@
-"""The command `trope evaluate`: one table with the metrics of a run's best model and of popularity baselines."""
+"""The command `trope evaluate`: one table of a run's best model and the popularity baselines."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def evaluate(
     from trope.evaluate.evaluation import evaluate as evaluate_model
     from trope.evaluate.evaluation import rank_users
     from trope.models.recommender import SequentialRecommender
-    from trope.runs import CONFIG, write_json
+    from trope.runs import BEST, CONFIG, write_json
     from trope.train.distributed import choose_device
 
     store = Sequences.of_run(run, data)
-    model = SequentialRecommender.from_pretrained(run / "best")
+    model = SequentialRecommender.from_pretrained(run / BEST)
     config = _configure(run / CONFIG, settings or [])
     if split == "valid" and config.train.refit:
         typer.secho(f"trope: {run} was refitted on the validation events (train.refit): it has seen them", err=True)
@@ -58,13 +58,13 @@ def evaluate(
 
 
 def _configure(path: Path, settings: list[str]) -> Config:
-    """The run's config with some eval.* settings changed; no other setting can change after training."""
-    from trope.config import read_toml, with_settings
+    """The run's config with settings of its evaluation changed; the rest was decided in training."""
+    from trope.settings import read_saved_toml, with_settings
 
     for setting in settings:
         if not setting.strip().startswith("eval."):
             raise ValueError(f"only eval.* can be set when a run is evaluated, got {setting!r}; train another run")
-    return with_settings(read_toml(path), settings)
+    return with_settings(read_saved_toml(path), settings)
 
 
 def _summary(results: dict[str, EvalResult]) -> dict[str, Any]:

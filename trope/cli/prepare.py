@@ -1,27 +1,24 @@
-"""The command `trope prepare`: options in, a moving bar, and a closing summary out."""
+"""The command `trope prepare`: an event log becomes a dataset to train on."""
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from trope.data.progress import Progress
+    from trope.data.progress import StageReport
     from trope.data.sources.resolve import Request
 
 _COLUMNS = "Columns of a file or table"
 _FILTERS = "What to keep"
 _SPLIT = "How to split"
 _ENGINE = "Engine"
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 def prepare(
@@ -62,11 +59,12 @@ def prepare(
         list[str] | None, typer.Option(help="Keep this event type; may be repeated.", rich_help_panel=_FILTERS)
     ] = None,
     since: Annotated[
-        str | None, typer.Option(help="First moment to keep: 2017-12-20, ...", rich_help_panel=_FILTERS)
+        str | None,
+        typer.Option(help="Keep events from this moment on: 2017-12-20 (0:00 UTC), ...", rich_help_panel=_FILTERS),
     ] = None,
     until: Annotated[
         str | None,
-        typer.Option(help="First moment not to keep: 2017-12-20T18:00:00Z, ...", rich_help_panel=_FILTERS),
+        typer.Option(help="Keep events before this moment: 2017-12-20T18:00:00Z, ...", rich_help_panel=_FILTERS),
     ] = None,
     on_bad: Annotated[
         str, typer.Option(help="At a bad row: fail, or skip and count it.", rich_help_panel=_FILTERS)
@@ -102,15 +100,20 @@ def prepare(
         raise ValueError(f"trope prepare needs {error.name}, which is not installed; install trope[data]") from None
     from trope.data.protocols import Protocol
     from trope.data.summary import summarise
+    from trope.times import parse_duration, parse_moment
+
+    moments = {"--since": since, "--until": until, "--cutoff": cutoff}
+    seconds = {flag: None if text is None else parse_moment(text, flag) for flag, text in moments.items()}
+    length = None if window is None else parse_duration(window, "--window")
 
     options = pipeline.Options(
-        protocol=Protocol(protocol, cutoff=_moment(cutoff, "--cutoff"), window=_duration(window)),
+        protocol=Protocol(protocol, cutoff=seconds["--cutoff"], window=length),
         min_user=min_user,
         min_item=min_item,
         once=once,
         event_types=tuple(event or ()),
-        since=_moment(since, "--since"),
-        until=_moment(until, "--until"),
+        since=seconds["--since"],
+        until=seconds["--until"],
         on_bad=on_bad,
     )
     request = Request(source, raw, level, table, user_col, item_col, time_col, basket_col, event_col, time_unit)
@@ -133,7 +136,7 @@ def prepare(
 
 @contextmanager
 def _generated(request: Request, out: Path) -> Iterator[Request]:
-    """The request, with the calendar shop generated for the time being where it was asked for without files."""
+    """The request; the calendar shop without files is generated into a temporary folder."""
     from trope.data.sources.resolve import SHOP
 
     if request.text != SHOP or request.raw is not None:
@@ -146,40 +149,17 @@ def _generated(request: Request, out: Path) -> Iterator[Request]:
 
 
 @contextmanager
-def _bar() -> Iterator[Progress]:
-    """A line on the terminal that names the stage and always moves: a bar where the total is known."""
+def _bar() -> Iterator[StageReport]:
+    """A progress line on the terminal: the stage's name, and a bar where the share done is known."""
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as RichProgress
+    from rich.progress import Progress as Bar
 
     columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(), TaskProgressColumn()]
-    with RichProgress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("start", total=None)
 
         def report(stage: str, share: float | None) -> None:
             bar.update(task, description=stage, total=None if share is None else 1.0, completed=share or 0.0)
 
         yield report
-
-
-def _moment(text: str | None, flag: str) -> int | None:
-    """Unix seconds of a date, a date and time, or a number of Unix seconds; without a zone it is UTC."""
-    if text is None:
-        return None
-    if re.fullmatch(r"\d+", text):
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{flag} must be a moment like 2017-12-20T18:00:00Z or Unix seconds, got {text!r}") from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
-
-
-def _duration(text: str | None) -> int | None:
-    """Seconds of a length such as 90m, 12h, 7d or 2w, or of a plain number."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+)([smhdw]?)", text)
-    if match is None:
-        raise ValueError(f"--window must be a length like 12h, 1d or 2w, or a number of seconds, got {text!r}")
-    return int(match[1]) * _SECONDS[match[2] or "s"]

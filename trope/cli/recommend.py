@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,14 +30,15 @@ def recommend(
     from rich.table import Table
 
     from trope.data.sequences import Sequences
-    from trope.serve.moments import unix_seconds
     from trope.serve.recommender import Recommender
+    from trope.times import parse_moment, say_minute
 
-    moment = unix_seconds(at, "--at")
+    moment = parse_moment(at, "--at")
     recommender = Recommender.from_pretrained(run)
     history = _history(Sequences.of_run(run, data), user, moment)
     ranking = recommender.rank(history, np.array([moment]), k, filter_seen)
-    title = f"user {user} at {_date(moment)}, from {len(history.items):,} events until {_date(int(history.times[-1]))}"
+    last = say_minute(int(history.times[-1]))
+    title = f"user {user} at {say_minute(moment)}, from {len(history.items):,} events until {last}"
     table = Table("rank", "item", "name", "score", title=title, title_justify="left", box=None)
     for column in (table.columns[0], table.columns[3]):
         column.justify = "right"
@@ -53,6 +53,7 @@ def _history(data: Sequences, user: str, moment: int) -> Histories:
     import torch
 
     from trope.serve.recommender import Histories
+    from trope.times import say_minute
 
     ids = data.ids("user_ids")
     row = ids.find(user) if ids is not None else None
@@ -62,10 +63,6 @@ def _history(data: Sequences, user: str, moment: int) -> Histories:
     users = torch.tensor([row])
     counts = data.count_before(users, moment + 1)  # an event of this very second has happened
     if not int(counts):
-        first = _date(int(data.times[data.offsets[row]]))
-        raise ValueError(f"user {user} has no event until {_date(moment)}, the first is at {first}")
+        first = say_minute(int(data.times[data.offsets[row]]))
+        raise ValueError(f"user {user} has no event until {say_minute(moment)}, the first is at {first}")
     return Histories.of(data, users, counts)
-
-
-def _date(moment: int) -> str:
-    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M} UTC"

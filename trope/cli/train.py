@@ -1,4 +1,4 @@
-"""The command `trope train`; `trope.cli.main` hangs it in."""
+"""The command `trope train`: train a model on a prepared dataset."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def train(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A TOML file with all settings, instead of --model. A run's config.toml has numbers where presets "
-            "have auto: they do not follow another model.width."
+            help="A TOML file with all settings, instead of --model; or a recipe of configs/, whose sizes and training "
+            "--model then has. A run's config.toml has numbers where presets have auto: they do not follow another "
+            "model.width."
         ),
     ] = None,
     settings: Annotated[
@@ -48,8 +49,8 @@ def train(
 
     Ctrl-C and SIGTERM save the run and end with exit code 130 and 143; a loss that is not finite ends with 1.
     """
-    from trope.config import without_effect
     from trope.data.sequences import Sequences
+    from trope.settings import without_effect
     from trope.train.divergence import Diverged
     from trope.train.loop import Interrupted, say_result
     from trope.train.loop import train as run_training
@@ -75,15 +76,12 @@ def resolve_config(model: str | None, file: Path | None, settings: list[str], ru
     run: a run to resume; its config is the base where neither a model nor a file is given.
     """
     from trope import runs as run_folder
-    from trope.config import read_toml, with_settings
+    from trope.experiments.config_file import config_of_file
     from trope.experiments.variants import configure
+    from trope.settings import read_saved_toml, with_settings
 
-    if model is not None and file is not None:
-        raise ValueError(f"give --model or --config, got both: {model} and {file}")
-    if model is None and file is None and run is not None and (run / run_folder.CONFIG).is_file():
-        file = run / run_folder.CONFIG
-    if file is None:
-        return configure(model or DEFAULT_MODEL, settings)
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no config file {file}")
-    return with_settings(read_toml(file), settings)
+    if file is not None:
+        return config_of_file(file, model, settings, DEFAULT_MODEL)
+    if model is None and run is not None and (run / run_folder.CONFIG).is_file():
+        return with_settings(read_saved_toml(run / run_folder.CONFIG, training=True), settings)
+    return configure(model or DEFAULT_MODEL, settings)

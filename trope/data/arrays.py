@@ -1,4 +1,4 @@
-"""From filtered events to arrays: dense ids, the stable order, and streaming both into `.npy` files."""
+"""Turn filtered events into arrays: give dense ids, sort, and stream the result into `.npy` files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PIECE = 1 << 23
 
 @dataclass(frozen=True)
 class Numbered:
-    """Events by dense ids (`user` from 0, `item` from 1), and the originals in that order.
+    """Events with dense ids (`user` from 0, `item` from 1), and the original ids in that order.
 
     offsets: int64 [users+1], where each user's events begin.
     """
@@ -68,9 +68,9 @@ def write_events(
     names: Callable[[], Mapping[str, str]] | None,
     stages: Stages,
 ) -> dict[str, dict[str, Any]]:
-    """Stream the events and write the ids; returns every array's entry for `meta.json`.
+    """Write the events and the ids into `folder`; returns the entry of every array in `meta.json`.
 
-    ticks: of the events' times, per second. names: item names by original id, as text. stages: told how far it is.
+    ticks: units of the events' times in a second. names: returns item names by original id. stages: hears the progress.
     """
     total = numbered.num_events
     entries = {"offsets": write_array(folder, "offsets", numbered.offsets)}
@@ -98,7 +98,7 @@ def write_events(
 
 
 class Baskets:
-    """Numbers baskets as they stream past: a new one wherever the basket id or the user changes."""
+    """Numbers the baskets of a stream of events; a basket begins where the basket id or the user changes."""
 
     def __init__(self, offsets: np.ndarray) -> None:
         self._offsets = offsets

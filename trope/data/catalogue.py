@@ -1,9 +1,9 @@
-"""What a run keeps of the dataset it was trained on: its items' original ids and names.
+"""The catalogue in a run folder: original ids and names of the items that the model was trained on.
 
     RUN/catalogue/item_ids*.npy, item_names*.npy   copies of the dataset's files (see `trope.data.folder`)
     RUN/catalogue/catalogue.json                   size and SHA-256 of each copy
 
-With it a run is served from its folder alone.
+A run with its catalogue can be served without the dataset.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from trope.atomic import atomic_file
 from trope.data import folder as files
+from trope.runs import CATALOGUE_RECORD
 
 FORMAT = 1
-NAME = "catalogue.json"
 COPIED = ("item_ids", "item_names")
 
 
@@ -37,9 +37,11 @@ class Catalogue:
     @classmethod
     def load(cls, folder: Path) -> Catalogue:
         """Read what `write_catalogue` wrote; every copy is compared with its SHA-256."""
-        path = folder / NAME
+        path = folder / CATALOGUE_RECORD
         if not path.is_file():
-            raise FileNotFoundError(f"{folder} has no {NAME}, so items have no ids; give a run made by `trope train`")
+            raise FileNotFoundError(
+                f"{folder} has no {CATALOGUE_RECORD}, so items have no ids; give a run made by `trope train`"
+            )
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -68,7 +70,7 @@ class Catalogue:
 
 
 def write_catalogue(path: Path, meta: dict[str, Any], folder: Path) -> None:
-    """Copy the ids and names of a dataset's items into `folder`; its record comes last, so that it vouches for them.
+    """Copy the ids and names of a dataset's items into `folder`; the record is written last.
 
     path, meta: the prepared dataset and its meta.json.
     """
@@ -77,5 +79,5 @@ def write_catalogue(path: Path, meta: dict[str, Any], folder: Path) -> None:
     for name in arrays:
         shutil.copyfile(path / f"{name}.npy", folder / f"{name}.npy")
     record = {"format": FORMAT, "arrays": arrays}
-    with atomic_file(folder / NAME) as partial:
+    with atomic_file(folder / CATALOGUE_RECORD) as partial:
         partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -17,10 +17,10 @@ _OTHER = {"user": "item", "item": "user"}
 
 
 def k_core(events: ir.Table, min_user: int, min_item: int, once: bool, engine: Engine, stages: Stages) -> ir.Table:
-    """The events that are left when no user has fewer than `min_user` and no item fewer than `min_item` of them.
+    """The largest part of `events` where every user has at least `min_user` events and every item `min_item`.
 
-    once: count users and items once, in the whole log, and stop, as some papers do.
-    stages: told of each round.
+    once: count users and items once, in the whole log, and stop; some papers do.
+    stages: hears of each round.
     """
     if min_user <= 1 and min_item <= 1:
         return events

@@ -1,4 +1,4 @@
-"""From raw columns to events: times as whole ticks, integer ids where ids are integers, bad rows found and named."""
+"""Check raw columns and turn them into events: whole ticks, integer ids where all are integers, bad rows listed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import ibis
 import ibis.expr.types as ir
 
-from trope.data.engines.base import ROW_BITS, BadRow, Read
-from trope.data.sources.source import Source
+from trope.data.engines.base import ROW_BITS, BadRow, RawEvents
+from trope.data.sources.description import Source
 
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -24,7 +24,7 @@ _NO_NUMBER, _NO_DATE = "time is missing or not a number", "time is missing or no
 
 @dataclass(frozen=True)
 class BadRows:
-    """How many rows were bad and why, and where the first few are."""
+    """The number of bad rows, by reason, and the first few of them."""
 
     count: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class BadRows:
 class Events:
     """Valid events: columns `user`, `item`, `tick`, `place`, and `basket` and `event` where the source has them.
 
-    ticks: of a second. rows: read in all, bad ones included.
+    ticks: units of `tick` in a second. rows: all rows read, bad ones included.
     """
 
     table: ir.Table
@@ -49,16 +49,16 @@ class Events:
     rows: int
 
 
-def clean(read: Read, source: Source, skip_bad: bool) -> Events:
-    """Check every row; bad ones are an error, or with `skip_bad` left out and counted."""
-    kind = read.table.time.type()
-    if read.time_unit == "iso":
+def clean(raw: RawEvents, source: Source, skip_bad: bool) -> Events:
+    """Check every row. Bad rows are an error; with `skip_bad` they are left out and counted."""
+    kind = raw.table.time.type()
+    if raw.time_unit == "iso":
         todo = "cast it to a timestamp" if kind.is_string() else "pass --time-unit s, ms, us or ns"
         raise ValueError(
             f"{source.name}: --time-unit iso is for text in files, but the time column {source.columns.time!r} is "
             f"{kind}{' of a table' if source.kind == 'table' else ''}; {todo}"
         )
-    table = read.table.mutate(tick=_tick(read.table.time))
+    table = raw.table.mutate(tick=_tick(raw.table.time))
     if kind.is_string() and source.files:
         table = table.mutate(written=table.time)
     table = table.drop("time")
@@ -68,13 +68,13 @@ def clean(read: Read, source: Source, skip_bad: bool) -> Events:
                 f"{source.name}: the {role} column is {table[role].type()}; ids must be integers or text, cast it first"
             )
     no_time = _NO_DATE if source.time_unit == "iso" else _NO_NUMBER
-    table = table.mutate(reason=_reason(table, TICKS[read.time_unit], no_time))
+    table = table.mutate(reason=_reason(table, TICKS[raw.time_unit], no_time))
     facts = _facts(table)
-    rows = facts["rows"] + len(read.rejected)
+    rows = facts["rows"] + len(raw.rejected)
     if rows == 0:
         raise ValueError(f"{source.name} has no events: its files hold no rows")
-    _check_unit(facts, read.time_unit, source)
-    bad = _bad_rows(table, facts, read, source)
+    _check_unit(facts, raw.time_unit, source)
+    bad = _bad_rows(table, facts, raw, source)
     other_unit = _other_unit(table, no_time) if 2 * bad.reasons.get(no_time, 0) > rows else ""
     # Leaving out what is only misread would leave nothing, or little that is right.
     if bad.count and (other_unit or not skip_bad):
@@ -87,7 +87,7 @@ def clean(read: Read, source: Source, skip_bad: bool) -> Events:
     good = (table.filter(table.reason.isnull()) if facts["bad"] else table).drop("reason")
     if "written" in good.columns:
         good = good.drop("written")
-    return Events(_typed(good, facts), TICKS[read.time_unit], bad, rows)
+    return Events(_typed(good, facts), TICKS[raw.time_unit], bad, rows)
 
 
 def _tick(time: ir.Value) -> ir.Value:
@@ -170,7 +170,7 @@ def _check_unit(facts: dict[str, Any], unit: str, source: Source) -> None:
 
 
 def _other_unit(table: ir.Table, no_time: str) -> str:
-    """What to do where the first times without a tick are dates read as numbers or numbers read as dates, else ""."""
+    """Advice where the first unreadable times are dates read as numbers, or numbers read as dates; else ""."""
     if "written" not in table.columns:
         return ""
     bad = table.filter((table.reason == no_time) & table.written.notnull())
@@ -185,30 +185,30 @@ def _other_unit(table: ir.Table, no_time: str) -> str:
     return ""
 
 
-def _bad_rows(table: ir.Table, facts: dict[str, Any], read: Read, source: Source) -> BadRows:
-    total = facts["bad"] + len(read.rejected)
+def _bad_rows(table: ir.Table, facts: dict[str, Any], raw: RawEvents, source: Source) -> BadRows:
+    total = facts["bad"] + len(raw.rejected)
     if not total:
         return BadRows()
-    reasons = Counter(bad.reason for bad in read.rejected)
-    listed = list(read.rejected)
+    reasons = Counter(bad.reason for bad in raw.rejected)
+    listed = list(raw.rejected)
     if facts["bad"]:
         bad = table.filter(table.reason.notnull())
         for row in bad.group_by("reason").agg(rows=bad.count()).to_pyarrow().to_pylist():
             reasons[row["reason"]] += row["rows"]
         first = bad.order_by("place").limit(_LISTED).select("place", "reason").to_pyarrow().to_pylist()
-        listed += [_locate(row["place"], row["reason"], read, source) for row in first]
+        listed += [_locate(row["place"], row["reason"], raw, source) for row in first]
     names = [file.name for file in source.files]
     listed.sort(key=lambda row: (names.index(row.file) if row.file in names else 0, row.row))
     return BadRows(total, dict(sorted(reasons.items())), listed[:_LISTED])
 
 
-def _locate(place: int, reason: str, read: Read, source: Source) -> BadRow:
+def _locate(place: int, reason: str, raw: RawEvents, source: Source) -> BadRow:
     """File and row, counted from 1 with the header, as an editor shows it."""
     if not source.files:
         return BadRow(source.table, 0, reason)
     file = source.files[place >> ROW_BITS].name
     row = (place & ((1 << ROW_BITS) - 1)) + 1 + source.header_lines
-    if read.renumber:
-        for rejected in sorted(bad.row for bad in read.rejected if bad.file == file):
+    if raw.renumber:
+        for rejected in sorted(bad.row for bad in raw.rejected if bad.file == file):
             row += rejected <= row
     return BadRow(file, row, reason)

@@ -1,9 +1,9 @@
-"""Preparation: any event log becomes a prepared folder, deterministically.
+"""Preparation turns an event log into a prepared folder. The same log gives the same bytes.
 
-read -> validate -> filter -> k-core -> dense ids -> stable order -> split -> arrays. Written once as Ibis expressions,
-which run on DuckDB, on Spark, or where a table already is; only `Engine.read` knows which. Dense ids follow the order
-of the original ids (integers by value, text by UTF-8 bytes); events are sorted by user, time and place in the source.
-Events leave the engine a range of users at a time, so neither Python nor the engine ever sorts the whole log in memory.
+The steps: read -> check -> filter -> k-core -> dense ids -> sort -> arrays -> split. They are written once, as Ibis
+expressions, which run on DuckDB, on Spark, or in the database that holds the table; only `Engine.read` differs. Dense
+ids follow the order of the original ids (integers by value, text by UTF-8 bytes). Events are sorted by user, time and
+place in the source. They leave the engine one range of users at a time, so the whole log is never sorted in memory.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ import numpy as np
 from trope.data import protocols
 from trope.data.arrays import number, write_events
 from trope.data.core import k_core
-from trope.data.engines.base import Engine, open_engine
+from trope.data.engines.base import Engine
+from trope.data.engines.open import open_engine
 from trope.data.events import Events, clean
 from trope.data.folder import FORMAT
-from trope.data.progress import Progress, Stages
+from trope.data.progress import StageReport, Stages
 from trope.data.protocols import Protocol
-from trope.data.sources.source import Lookup, Source
+from trope.data.sources.description import Lookup, Source
 from trope.data.writer import staging, write_array, write_meta
 from trope.environment import __version__
+from trope.times import say_moment
 
 ON_BAD = ("fail", "skip")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to keep of a log and how to split it; recorded in `meta.json`.
+    """Which events to keep and how to split them; recorded in `meta.json`.
 
-    min_user, min_item: the k-core's thresholds; None takes the source's own. once: filter in one pass.
-    event_types: keep only these values of the event column. since, until: keep times in [since, until).
+    min_user, min_item: thresholds of the k-core; None means the source's own. once: filter in one pass.
+    event_types: keep only these values of the event column. since, until: keep times in [since, until), Unix seconds.
     on_bad: `fail` at a bad row, or `skip` and count it.
     """
 
@@ -53,7 +55,10 @@ class Options:
         if self.on_bad not in ON_BAD:
             raise ValueError(f"--on-bad must be one of {', '.join(ON_BAD)}, got {self.on_bad!r}")
         if self.since is not None and self.until is not None and self.since >= self.until:
-            raise ValueError(f"--since {self.since} is not before --until {self.until}; no event would be left")
+            raise ValueError(
+                f"--since {say_moment(self.since)} is not before --until {say_moment(self.until)}; "
+                "no event would be left"
+            )
 
 
 def prepare(
@@ -66,7 +71,7 @@ def prepare(
     memory: str | None = None,
     master: str | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: StageReport | None = None,
 ) -> dict[str, Any]:
     """Prepare `source` into folder `out`, which appears only when whole; returns its `meta.json`.
 
@@ -93,10 +98,10 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     min_user = source.min_user if options.min_user is None else options.min_user
     min_item = source.min_item if options.min_item is None else options.min_item
     stages.begin("read and check")
-    read = engine.read(source)
+    raw = engine.read(source)
     if source.lookup is not None:
-        read = replace(read, table=_regrouped(read.table, engine.read_lookup(source.lookup), source.lookup))
-    events = clean(read, source, options.on_bad == "skip")
+        raw = replace(raw, table=_regrouped(raw.table, engine.read_lookup(source.lookup), source.lookup))
+    events = clean(raw, source, options.on_bad == "skip")
     table = _chosen(events, source, options)
     if source.is_text:  # parse the text once, not at every pass
         table = engine.keep(table)
@@ -209,7 +214,7 @@ def _described(source: Source, rows: int) -> dict[str, Any]:
 
 
 def _compared(source: Source, counts: dict[str, int]) -> dict[str, Any] | None:
-    """Our counts beside the paper's, where it prints some for this set."""
+    """Our counts beside the paper's; None where the paper has none for this dataset."""
     if source.paper is None:
         return None
     printed = asdict(source.paper)
@@ -217,7 +222,7 @@ def _compared(source: Source, counts: dict[str, int]) -> dict[str, Any] | None:
 
 
 def _readable(error: Exception, source: Source) -> Exception:
-    """An engine's failure in words a user can act on."""
+    """An engine's failure as an error that says what to do."""
     said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "No space left" in str(error) or "max_temp_directory_size" in str(error):
         return ValueError(f"no space left for intermediate tables: {said}; free some disk and run again")

@@ -1,4 +1,4 @@
-"""Progress of a preparation: the stage's name and the share of it that is done."""
+"""Report the progress of a preparation: the name of the stage, and the share of it that is done."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-Progress = Callable[[str, float | None], None]
-"""Called with a stage's name and its share done from 0 to 1, or None where nobody knows."""
+StageReport = Callable[[str, float | None], None]
+"""A callback: gets the stage's name and the share done from 0 to 1, or None if unknown."""
 _INTERVAL_S = 0.25
 
 
 class Stages:
-    """Reports stages as they begin; while one query runs for minutes, a thread asks the engine how far it is.
+    """Reports each stage as it begins. While a long query runs, a thread asks the engine for the share done.
 
-    report: gets the news. ask: the engine's share done of the running query, or None.
+    report: the callback, None for silence. ask: returns the share of the running query that is done, or None.
     """
 
-    def __init__(self, report: Progress | None, ask: Callable[[], float | None]) -> None:
+    def __init__(self, report: StageReport | None, ask: Callable[[], float | None]) -> None:
         self._report = report or (lambda stage, share: None)
         self._ask = ask
         self._stage = "start"
@@ -26,12 +26,12 @@ class Stages:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def begin(self, stage: str) -> None:
-        """A stage of long queries begins."""
+        """Begin a stage of long queries."""
         self._stage, self._asking = stage, True
         self._report(stage, None)
 
     def done(self, stage: str, share: float) -> None:
-        """A stage that knows its own share is this far."""
+        """Report the share done of a stage that knows it."""
         self._stage, self._asking = stage, False
         self._report(stage, share)
 

@@ -1,6 +1,6 @@
 """Protocols: which of a user's events train, validate and test a model.
 
-Every protocol cuts each user's time-ordered events by four numbers, so that the store need not know protocols:
+Every protocol cuts each user's events, in order of time, at four positions. The store reads only these:
 
     training   [0, train_end)
     validation [train_end, valid_end)      history: everything before train_end
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from trope.times import DAY, say_duration, say_moment
+
 PROTOCOLS = ("loo-strict", "loo-paper", "holdout", "next-basket")
-DAY = 86_400
 # Users are cut a piece at a time, so that a memory-mapped log of any size needs little memory.
 _PIECE = 1 << 22
 
@@ -62,7 +62,7 @@ class Protocol:
         cutoff = last + 1 - window if self.cutoff is None else self.cutoff
         if not first < cutoff - window or not cutoff <= last:
             raise ValueError(
-                f"holdout with cutoff {say_moment(cutoff)} ({cutoff}) and window {say_window(window)} leaves no "
+                f"holdout with cutoff {say_moment(cutoff)} ({cutoff}) and window {say_duration(window)} leaves no "
                 f"training or no test events: the log runs from {say_moment(first)} ({first}) to {say_moment(last)} "
                 f"({last}); choose a cutoff inside it, with one window of validation before"
             )
@@ -113,7 +113,7 @@ def split(protocol: Protocol, offsets: np.ndarray, times: np.ndarray, baskets: n
 
 
 def pieces(offsets: np.ndarray, size: int = _PIECE) -> Iterator[tuple[int, int]]:
-    """Ranges of users that together own about `size` events (one user more, where a user is longer)."""
+    """Ranges of users that own at most `size` events; a user with more events is a range alone."""
     users, first = len(offsets) - 1, 0
     while first < users:
         last = int(np.searchsorted(offsets, offsets[first] + size, side="right")) - 1
@@ -123,7 +123,7 @@ def pieces(offsets: np.ndarray, size: int = _PIECE) -> Iterator[tuple[int, int]]
 
 
 def count_before(times: np.ndarray, offsets: np.ndarray, moment: int) -> np.ndarray:
-    """How many of each user's events are earlier than `moment`."""
+    """The number of each user's events before `moment`, int64 [users]."""
     counts = np.zeros(len(offsets) - 1, np.int64)
     for first, last in pieces(offsets):
         start, end = int(offsets[first]), int(offsets[last])
@@ -133,7 +133,7 @@ def count_before(times: np.ndarray, offsets: np.ndarray, moment: int) -> np.ndar
 
 
 def basket_starts(labels: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each user's last run of equal `labels` starts, and the run before it (0 or less where there is none)."""
+    """Start of each user's last run of equal `labels`, and of the run before it (0 or less if there is none)."""
     last = np.zeros(len(offsets) - 1, np.int64)
     one_before = np.zeros_like(last)
     for first, end_user in pieces(offsets):
@@ -152,7 +152,7 @@ def basket_starts(labels: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, 
 
 
 def tied_share(times: np.ndarray, offsets: np.ndarray) -> float:
-    """The share of events that have the time of the event before or after them of the same user."""
+    """The share of events that share their time with another event of the same user."""
     tied = 0
     for first, last in pieces(offsets):
         start, end = int(offsets[first]), int(offsets[last])
@@ -160,16 +160,3 @@ def tied_share(times: np.ndarray, offsets: np.ndarray) -> float:
         as_next[offsets[first + 1 : last + 1] - start - 1] = False  # a user's last event has no next
         tied += int(np.count_nonzero(as_next | np.append(False, as_next[:-1])))
     return tied / max(int(offsets[-1]), 1)
-
-
-def say_moment(seconds: int) -> str:
-    """Unix seconds as a date and time, and as they are where the calendar has no such date."""
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError, OSError):
-        return f"{seconds} s"
-
-
-def say_window(seconds: int) -> str:
-    """The length of a holdout's window, in days where it is whole ones."""
-    return f"{seconds / 86_400:g} days" if seconds % 86_400 == 0 else f"{seconds / 3_600:g} hours"

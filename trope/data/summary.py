@@ -1,4 +1,4 @@
-"""What `trope prepare` says at the end."""
+"""The summary that `trope prepare` prints at the end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from trope.data.folder import read_array
-from trope.data.protocols import say_moment, say_window, tied_share
+from trope.data.protocols import tied_share
+from trope.times import say_duration, say_moment
 
-# From this share on, an order that is the file's alone is most of what a model would learn from.
+# Above this share, most of the order that a model would learn from is the order of the file.
 _MOSTLY_TIED = 0.5
 
 
 def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -> None:
-    """Print a dataset's counts, span and split, its bad rows, and how it compares with the paper's table."""
+    """Print counts, time span, split and bad rows of a dataset, and the paper's counts beside its own."""
     console = console or Console()
     counts, protocol = meta["counts"], meta["protocol"]
     grid = Table.grid(padding=(0, 2))
@@ -43,7 +44,7 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
 
 
 def _hint_at_ties(meta: dict[str, Any], out: Path) -> str:
-    """How to train where many events of a user share their time, as the lines of a basket do; else ""."""
+    """Advice for data where events of a user share their time, as the lines of a basket do; else ""."""
     protocol = meta["protocol"]["name"]
     times, offsets = (read_array(out, name, meta, verify=False) for name in ("times", "offsets"))
     share = tied_share(times, offsets)
@@ -85,4 +86,4 @@ def _print_paper(rows: dict[str, dict[str, Any]], console: Console) -> None:
 def _holdout(protocol: dict[str, Any]) -> str:
     if protocol["cutoff"] is None:
         return ""
-    return f", {say_window(protocol['window'])} from {say_moment(protocol['cutoff'])}"
+    return f", {say_duration(protocol['window'])} from {say_moment(protocol['cutoff'])}"

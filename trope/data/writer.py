@@ -1,4 +1,4 @@
-"""Writing a prepared folder: arrays that grow piece by piece, and a folder that appears only when it is whole."""
+"""Write a prepared folder: arrays are written piece by piece, and the folder appears only when it is whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trope.data.folder import ALL_ARRAYS, META, checksum_of
 
 
 class ArrayWriter:
-    """One `.npy` file of known shape, written front to back and hashed on the way.
+    """One `.npy` file of known shape, written from front to back; its SHA-256 is computed meanwhile.
 
     Plain writes rather than a memory map: mapped pages would count as the process's memory.
     """

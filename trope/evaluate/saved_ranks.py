@@ -24,6 +24,7 @@ from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate.evaluation import EvalResult
 from trope.evaluate.metrics import Places
+from trope.runs import ranks_path
 
 _ARRAYS = {"users": np.int64, "offsets": np.int64, "ranks": np.float64, "ties": np.int64}
 # What numpy raises for files that are not, or no longer, an archive of these arrays.
@@ -58,14 +59,9 @@ class About:
         return None
 
 
-def path_of(run: Path, split: str) -> Path:
-    """Where a run keeps its ranks of a split."""
-    return run / f"ranks-{split}.npz"
-
-
 def save(run: Path, result: EvalResult, about: About) -> Path:
     """Write the ranks into the run folder, whole or not at all."""
-    path = path_of(run, about.split)
+    path = ranks_path(run, about.split)
     with atomic_file(path) as partial, partial.open("wb") as file:
         np.savez_compressed(
             file,
@@ -80,7 +76,7 @@ def save(run: Path, result: EvalResult, about: About) -> Path:
 
 def load(run: Path, split: str) -> tuple[EvalResult, About]:
     """Read what `save` wrote."""
-    path = path_of(run, split)
+    path = ranks_path(run, split)
     if not path.is_file():
         raise FileNotFoundError(
             f"{run} has no ranks of split {split!r}; run `trope evaluate {run} --split {split}` first"

@@ -1,7 +1,7 @@
-"""The rows of the ablation: the paper's eight (its Table 3), ours, and those of the readout by time.
+"""The rows of the ablation: the paper's eight (its Table 3), our own, and those of the readout.
 
-Each is a preset with settings and nothing else. The paper's rows and ours take T-RoPE in attention apart, so the
-readout is off in them: it would make up for what is removed.
+Each row is a preset with settings. The paper's rows and our own remove parts of T-RoPE in attention. The readout is off
+in them, because it would make up for a part that is removed.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trope.config import preset
 from trope.experiments.pool import Variant
 from trope.experiments.variants import NAMED
+from trope.settings import preset
 
 FULL = "full"
 _ATTENTION = NAMED["hstu-trope-attention"].settings
-# Rows 2 to 5 remove one part more each; a part is a switch of RotaryConfig.
+# Rows 2 to 4 each remove one part more; a part is a switch of RotaryConfig.
 _STATIONARY = ("rotary.conjugate=false",)
 _UNSHIFTED = (*_STATIONARY, "rotary.shifted=false")
 _ONE_SCALE = (*_UNSHIFTED, "rotary.multiscale=false")
@@ -25,7 +25,7 @@ _ONE_SCALE = (*_UNSHIFTED, "rotary.multiscale=false")
 class Row:
     """A line of the table.
 
-    label: as the paper has it. table: paper, ours or readout. variant: how to train it; its name is the run folder's.
+    label: the paper's. table: paper, ours or readout. variant: how to train it; its name is that of the run folder.
     """
 
     label: str
@@ -67,7 +67,7 @@ ROWS = (
         model="hstu-torope",
     ),
     _row("readout", "default", "+ readout (hstu-trope, the default)"),
-    _row("readout", "readout-alone", "readout, nothing turns in attention", "rotary.readout=auto", model="hstu-time"),
+    _row("readout", "readout-alone", "readout, no rotation in attention", "rotary.readout=auto", model="hstu-time"),
     _row("readout", "readout-no-time", "the same - Time RAB", "rotary.readout=auto", model="hstu"),
     _row("readout", "readout-no-key", "+ readout - Key RoPE", "rotary.rotate_key=false"),
     _row("readout", "readout-eighth", "+ readout of an eighth of the planes", "rotary.readout=0.125"),
@@ -76,28 +76,28 @@ ROWS = (
 
 NOTES = {
     "paper": (
-        "Rows 2 to 5 remove one part more each, down to HSTU + Time RAB; rows 6 to 8 remove one part from the full "
-        "model. With independent coefficients the non-stationary key is a sign of alpha_k, so row 2 is the same family "
-        'of functions as row 1; "shared" (of ours) shows what it is worth. Row 6: the query looks from its own '
-        "event's time; the paper's words also allow that the query is not rotated at all, which is "
-        '"- Query RoPE" (of ours).'
+        "Rows 2 to 5 each remove one part more, down to HSTU + Time RAB. Rows 6 to 8 each remove one part from the "
+        "full model. Row 2 is the same family of functions as row 1: with independent coefficients the non-stationary "
+        'key only changes the sign of alpha_k. The row "shared coefficients" measures the non-stationary key. In row 6 '
+        "the query uses the time of its own event; the paper's words also allow a query that is not rotated, which is "
+        'the row "- Query RoPE".'
     ),
     "ours": (
-        "One change each from the full model. fp32, paper's coefficients and no floor are what the paper prints; "
-        "shared: one coefficient for query and key, as Theorems 1 and 2 assume, and stationary without the conjugate; "
-        "frozen: frequencies stay as drawn; multiscale alone: one time constant, with the shift that row 4 has lost; "
-        "calendar bank: half the planes stationary, half absolute on harmonics of day, week, year; TO-RoPE with time "
-        "and position RAB, with position RAB, and with none."
+        "Each row changes one thing of the full model. The paper has fp32 phases, its own coefficients and no floor. "
+        "Shared: query and key have the same coefficients, as Theorems 1 and 2 assume; stationary: and the key is not "
+        "conjugated. Frozen: frequencies stay as drawn. Multiscale alone: one time constant, with the shifted query "
+        "that row 4 has not. Calendar bank: half of the planes know only gaps, half turn with day, week and year. "
+        "TO-RoPE has time and position RAB, position RAB alone, or none."
     ),
     "readout": (
-        "Some planes of the output turn with the moment it speaks for before it is compared with the items: on top of "
-        "T-RoPE in attention, which is our default, and without it."
+        "The readout rotates some planes of the output by the request time, before the output is compared with the "
+        "items. The rows have it together with T-RoPE in attention, which is our default, and without."
     ),
 }
 
 
 def select(only: str | None) -> list[Row]:
-    """All rows, those of tables (paper, ours, readout), or some by name; always with the full model, the reference."""
+    """All rows, or those of tables (paper, ours, readout) or names; the full model, the reference, is always first."""
     if only is None:
         return list(ROWS)
     asked = {name.strip() for name in only.split(",")}
@@ -111,7 +111,7 @@ def select(only: str | None) -> list[Row]:
 
 
 def variants(rows: Sequence[Row], common: Sequence[str]) -> list[Variant]:
-    """What to train, with the settings that all share; wrong ones are refused here."""
+    """The variants to train; common: settings of all, which are checked here."""
     found = [Variant(row.variant.name, row.variant.model, (*common, *row.variant.settings)) for row in rows]
     for variant in found:
         preset(variant.model, variant.settings)

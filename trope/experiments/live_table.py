@@ -1,4 +1,4 @@
-"""Trainings as they go: a live table on a terminal, plain lines everywhere else (a file, a scheduler's log)."""
+"""Shows the progress of trainings: a live table on a terminal, plain lines in a file or a scheduler's log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trope.experiments.pool import Outcome, Run
 from trope.experiments.progress import Progress
 
 REFRESH_SECONDS, LINE_SECONDS = 1.0, 60.0
-"""How often the table is drawn anew, and how often a plain line says how far a run is."""
+"""Seconds between two drawings of the table, and between two plain lines about a run."""
 _STYLES = {"training": "bold", "failed": "red", "done": "green"}
 
 
 class LiveTable:
-    """Shows runs from the time they start to the time they end; a context manager around `run_all`.
+    """Shows the state of runs; a context manager around `run_all`.
 
-    runs: all of them, also those that were finished before.
+    runs: all runs, including those that were finished before.
     """
 
     def __init__(self, runs: Sequence[Run], console: Console | None = None) -> None:
@@ -34,13 +34,13 @@ class LiveTable:
         self._live: Live | None = None
 
     def began(self, run: Run) -> None:
-        """A run was started."""
+        """Note that a run was started."""
         self.states[run.folder] = "training"
         if self._live is None:
             self._say(run, "training")
 
     def ended(self, outcome: Outcome) -> None:
-        """A run ended, well or not."""
+        """Note that a run ended or failed."""
         run = outcome.run
         self.states[run.folder] = "done" if outcome.failure is None else "failed"
         progress = self.progress[run.folder].update()
@@ -51,7 +51,7 @@ class LiveTable:
             self._say(run, outcome.failure or f"{how_far(progress)}, {outcome.seconds:.0f} s", f"{done}/{len(self)}")
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Draw the table or print lines, if enough time has passed."""
         if time.monotonic() - self._drawn < (REFRESH_SECONDS if self._live else LINE_SECONDS):
             return
         self._drawn = time.monotonic()
@@ -64,15 +64,15 @@ class LiveTable:
             self._live.update(self.table(), refresh=True)
 
     def table(self) -> Table:
-        """The live table: every run that is not waiting, and how many are."""
+        """The table of all runs that are not waiting."""
         waiting = sum(state == "waiting" for state in self.states.values())
-        title = f"{len(self) - waiting} of {len(self)} runs begun or done"
+        title = f"{len(self) - waiting} of {len(self)} runs started or done"
         table = Table(title=title, title_justify="left", box=None)
         best = " or ".join(dict.fromkeys(f"best {progress.criterion}" for progress in self.progress.values()))
         for heading in ("run", "state", "epoch", best, "seconds", "reason"):
             number = heading not in ("run", "state", "reason")
             table.add_column(heading, justify="right" if number else "left", overflow="fold")
-        # The screen has no room for hundreds: those that ended long ago go first.
+        # A screen has no room for hundreds of runs: the first that ended are hidden.
         shown = [folder for folder, state in self.states.items() if state != "waiting"]
         quiet = [folder for folder in shown if self.states[folder].startswith("done")]
         hidden = set(quiet[: max(0, len(shown) + 4 - self.console.height)])
@@ -80,7 +80,7 @@ class LiveTable:
             if folder not in hidden:
                 table.add_row(*self._cells(self.progress[folder], self.states[folder], self.reasons.get(folder, "")))
         if hidden:
-            table.caption, table.caption_justify = f"and {len(hidden)} that are done", "left"
+            table.caption, table.caption_justify = f"and {len(hidden)} more that are done", "left"
         return table
 
     def _cells(self, progress: Progress, state: str, reason: str) -> list[Text]:

@@ -1,12 +1,12 @@
-"""Many trainings on one dataset: several at a time, resumable, none stopped by another's failure.
+"""Trains many models on one dataset: several at a time, resumable, and a failed run does not stop the others.
 
-Each run is a process of its own, `python -m trope train … --resume`, so that one that dies takes nothing with it and
-several share one GPU. A run that has its metrics.json is finished and is not run again: the same command continues
-where it stopped. A run that was finished with another config or on another dataset is refused, since its metrics would
-go under a wrong name. Everything is under one folder:
+Each run is a process of its own, `python -m trope train … --resume`, so several can share one GPU and a crash ends only
+its own run. A run with a metrics.json is finished and is not trained again; the same command continues an interrupted
+comparison. A run that was finished with another config or on another dataset is refused: its metrics would be reported
+under a wrong name. Everything is in one folder:
 
-    NAME-seedS/          the run, with output.txt, what it printed when it last ran
-    results.jsonl        one line for each finished run: what was trained, on what, and its metrics
+    NAME-seedS/          the run; its output.txt is what it printed when it last ran
+    results.jsonl        one line for each finished run: config, dataset, metrics, machine
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from typing import Any
 
 import numpy as np
 
-from trope.config import Config, preset, read_toml, to_dict
+from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
 from trope.evaluate.metrics import Floats, per_user
-from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, write_text
+from trope.runs import CONFIG, ENVIRONMENT, METRICS, OUTPUT, ranks_path, read_data, write_text
+from trope.settings import preset, read_saved_toml, to_dict
 
-RESULTS, OUTPUT = "results.jsonl", "output.txt"
+RESULTS = "results.jsonl"
 _POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is compared: a preset with settings, under a name."""
+    """A named preset with settings."""
 
     name: str
     model: str
@@ -57,20 +58,20 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether it was trained and tested."""
-        return (self.folder / METRICS).is_file() and saved_ranks.path_of(self.folder, "test").is_file()
+        return (self.folder / METRICS).is_file() and ranks_path(self.folder, "test").is_file()
 
     @property
     def settings(self) -> list[str]:
-        """The variant's, and the seed."""
+        """The settings of the variant, and the seed."""
         return [*self.variant.settings, f"train.seed={self.seed}"]
 
     @property
     def config(self) -> Config:
-        """What it is trained with."""
+        """The config of the training."""
         return preset(self.variant.model, self.settings)
 
     def command(self, data: Path, device: str) -> list[str]:
-        """The command that trains it, or continues to."""
+        """The command that starts or continues the training."""
         return [
             sys.executable, "-m", "trope", "train", str(data), "--out", str(self.folder), "--resume", "--no-progress",
             "--device", device, "--model", self.variant.model, *(part for s in self.settings for part in ("--set", s)),
@@ -84,7 +85,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that ended; failure: why it failed, None if it did not."""
+    """A run that ended; failure: the reason if it failed, else None."""
 
     run: Run
     seconds: float
@@ -92,10 +93,10 @@ class Outcome:
 
 
 def plan(variants: Sequence[Variant], seeds: Sequence[int], out: Path) -> list[Run]:
-    """All runs, seed by seed, so that an interrupted comparison has whole seeds first."""
+    """All runs, seed by seed: an interrupted comparison then has whole seeds."""
     names = [variant.name for variant in variants]
     if len(set(names)) < len(names):
-        raise ValueError(f"variants need names of their own, got {', '.join(names)}")
+        raise ValueError(f"variants need different names, got {', '.join(names)}")
     return [Run(variant, seed, out / f"{variant.name}-seed{seed}") for seed in seeds for variant in variants]
 
 
@@ -108,12 +109,12 @@ def run_all(
     began: Callable[[Run], None] | None = None,
     tick: Callable[[], None] | None = None,
 ) -> list[Outcome]:
-    """Train what is not finished yet, `jobs` at a time.
+    """Train the runs that are not finished, `jobs` at a time.
 
-    began, ended: hear of each run as it starts and ends. tick: is called a few times a second meanwhile.
+    began, ended: called as each run starts and ends. tick: called a few times a second.
     """
     if jobs < 1:
-        raise ValueError(f"at least one run at a time, got jobs = {jobs}")
+        raise ValueError(f"--jobs must be at least 1, got {jobs}")
     _check_finished(runs, data)
     waiting = [run for run in runs if not run.is_finished]
     running: list[tuple[Run, subprocess.Popen[bytes], float]] = []
@@ -148,25 +149,25 @@ def run_all(
 
 
 def write_results(runs: Sequence[Run], out: Path) -> list[dict[str, Any]]:
-    """results.jsonl of all finished runs; returns its lines."""
+    """Write results.jsonl; returns its lines, one for each finished run."""
     lines = [describe(run) for run in runs if run.is_finished]
     write_text(out / RESULTS, "".join(json.dumps(line) + "\n" for line in lines))
     return lines
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """One line of results.jsonl; paths are left out, since they mean nothing elsewhere."""
+    """One line of results.jsonl; it has no paths, which mean nothing on another machine."""
     metrics = json.loads((run.folder / METRICS).read_text(encoding="utf-8"))
     data = {key: value for key, value in metrics.pop("data").items() if key != "path"}
     return {
         "name": run.variant.name, "model": run.variant.model, "settings": list(run.variant.settings),
-        "seed": run.seed, **metrics, "data": data, "config": to_dict(read_toml(run.folder / CONFIG)),
+        "seed": run.seed, **metrics, "data": data, "config": to_dict(read_saved_toml(run.folder / CONFIG)),
         "environment": json.loads((run.folder / ENVIRONMENT).read_text(encoding="utf-8")),
     }  # fmt: skip
 
 
 def mean_over_seeds(runs: Sequence[Run]) -> dict[str, dict[str, Floats]]:
-    """Per-user test metrics of each variant, averaged over its finished seeds; variants without one are left out."""
+    """Per-user test metrics of each variant, averaged over its finished seeds; a variant without any is left out."""
     values: dict[str, list[dict[str, Floats]]] = {}
     first: saved_ranks.About | None = None
     for run in runs:
@@ -187,7 +188,7 @@ def _check_finished(runs: Sequence[Run], data: Path) -> None:
     for run in runs:
         if not run.is_finished:
             continue  # `trope train --resume` checks it itself
-        if read_toml(run.folder / CONFIG).resolved != run.config.resolved:
+        if read_saved_toml(run.folder / CONFIG).resolved != run.config.resolved:
             raise ValueError(f"{run.folder} was trained with another config, see its {CONFIG}; choose another folder")
         if read_data(run.folder)["checksum"] != checksum:
             raise ValueError(f"{run.folder} was trained on another dataset than {data}; choose another folder")
@@ -206,13 +207,13 @@ def _start(run: Run, data: Path, device: str, jobs: int) -> subprocess.Popen[byt
             stderr=subprocess.STDOUT,
             env=environment,
             stdin=subprocess.DEVNULL,
-            process_group=0,  # or a Ctrl-C would reach them as well as us, and our SIGTERM end them before they saved
+            process_group=0,  # else Ctrl-C would reach the run as well, and our SIGTERM would end it before it saved
         )
 
 
 @contextmanager
 def _stopped_at_exit(running: list[tuple[Run, subprocess.Popen[bytes], float]]) -> Iterator[None]:
-    """Runs do not outlive us: they are asked to save themselves, and waited for; also when a signal ends us."""
+    """When this process ends, also by a signal, its runs are asked to save themselves and are waited for."""
 
     def leave(signum: int, frame: types.FrameType | None) -> None:
         sys.exit(128 + signum)

@@ -1,4 +1,4 @@
-"""How far a run is, read from its folder while another process writes it."""
+"""The progress of a run, read from its folder while another process trains it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trope.experiments.pool import Run
-from trope.runs import METRICS
-from trope.train.log import NAME
-from trope.train.loop import REFIT
+from trope.runs import LOG, METRICS, REFIT
 
 
 @dataclass
 class Progress:
-    """What a run's log says; `update` reads what was added since.
+    """The state of a run by its log; `update` reads the lines that were added.
 
-    epoch: whole epochs done. best, best_epoch: of the criterion in validation so far. seconds: of training, in all.
-    is_refitting: whether validation has chosen, and the second training of `train.refit` is under way.
+    epoch: finished epochs. best, best_epoch: best validation so far by the criterion. seconds: of training in total.
+    is_refitting: whether the second training of `train.refit` is under way.
     """
 
     run: Run
@@ -35,11 +33,11 @@ class Progress:
 
     @classmethod
     def of(cls, run: Run) -> Progress:
-        """Of a run that may not have begun."""
+        """The progress of a run that may not have started."""
         return cls(run, run.config.train.epochs, run.config.train.criterion)
 
     def update(self) -> Progress:
-        """Read on; a run that is finished is read from its metrics.json, whole."""
+        """Read the new lines of the log; a finished run is read from its metrics.json."""
         if self.run.is_finished:
             found = json.loads((self.run.folder / METRICS).read_text(encoding="utf-8"))
             self.epoch, self.seconds = found["epochs"], found["seconds"]
@@ -48,15 +46,15 @@ class Progress:
             return self
         self.is_refitting = (self.run.folder / REFIT).is_dir()
         try:
-            with (self.run.folder / NAME).open("rb") as file:
+            with (self.run.folder / LOG).open("rb") as file:
                 self._read_on(file)
         except OSError:
-            pass  # it has not begun, or cannot; `run_all` says why
+            pass  # the run has not started, or it failed: `run_all` reports why
         return self
 
     def _read_on(self, file: Any) -> None:
         found = os.fstat(file.fileno())
-        if found.st_ino != self._file or found.st_size < self._read:  # a resumed run writes its log anew
+        if found.st_ino != self._file or found.st_size < self._read:  # a resumed run rewrites its log
             self._file, self._read, self.epoch, self.best, self.best_epoch = found.st_ino, 0, 0, None, 0
         file.seek(self._read)
         whole = file.read().rpartition(b"\n")[0]

@@ -1,126 +1,218 @@
-"""One recipe from raw events to report (`make reproduce DATA=…`): what stands at the top of a file in configs/, run.
+"""Recipes: one file takes a dataset from raw events to report (`trope reproduce NAME`).
 
-A recipe is a config whose comment lines hold its commands: `# trope prepare … --out data/NAME`, several where there are
-several protocols, `# trope generate …` before them where the data are made up, and one `# trope compare …`. SOURCE is
-where the raw events are. What is documented is what is run, since it is read from there.
+A recipe is a config file (configs/NAME.toml) with a `[recipe]` table: how to make the data, and what to compare.
+
+    [[recipe.prepare]]          # one for each dataset NAME; the first has the name of the file
+    name = "globo-news"         # data/NAME is prepared, runs/NAME holds the runs and the report
+    protocol = "loo-strict"
+    source = "SOURCE"           # of `trope prepare`; the word SOURCE stands for what --source says
+    arguments = []              # more words for `trope prepare`
+
+    [[recipe.generate]]         # instead of a source: data/NAME.parquet, made by `trope generate`
+    name = "calendar-shop"      # a prepare table refers to it with generated = "calendar-shop"
+    arguments = ["--users", "60000"]
+
+    [recipe.compare]
+    models = ["hstu-time", "hstu-trope"]    # the first is the reference
+    seeds = 3
+
+    [recipe.settings]           # more settings under one protocol
+    holdout = ["train.refit=true"]
 """
 
 from __future__ import annotations
 
-import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Any, TypeVar
 
-import typer
+from trope.experiments.config_file import read_tables, settings_of_file
 
-from trope.config import read_toml
-from trope.experiments.variants import settings_of_file
-
-CONFIGS = Path("configs")
 SOURCE = "SOURCE"
+OWN = Path("configs")
+"""Recipes in the working directory; they come before those of the package."""
+SHIPPED = Path(__file__).parent / "recipes_data"
+"""Where a wheel holds configs/ (see pyproject.toml)."""
+CHECKOUT = Path(__file__).parents[2] / "configs"
+_Table = TypeVar("_Table")
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """A dataset of a recipe: data/NAME, prepared from a source or from generated events."""
+
+    name: str
+    protocol: str
+    source: str = ""
+    generated: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> list[str]:
+        """The command that prepares it, without the leading `trope`."""
+        source = f"data/{self.generated}.parquet" if self.generated else self.source
+        return ["prepare", source, *self.arguments, "--protocol", self.protocol, "--out", f"data/{self.name}"]
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Events of the calendar shop: data/NAME.parquet."""
+
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> list[str]:
+        """The command that generates it, without the leading `trope`."""
+        return ["generate", *self.arguments, "--out", f"data/{self.name}.parquet"]
+
+
+@dataclass(frozen=True)
+class Compare:
+    """What is trained: models, the first being the reference, with this many seeds."""
+
+    models: list[str]
+    seeds: int
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A config file with its commands, each a list of words without the leading `trope`."""
+    """A recipe as it stands in its file.
+
+    prepare: its datasets. generate: events that are made up for them. protocol_settings: more settings, by protocol.
+    """
 
     file: Path
-    commands: list[list[str]]
+    prepare: list[Prepare]
+    generate: list[Generate]
+    compare: Compare
+    protocol_settings: dict[str, list[str]]
 
     @classmethod
     def read(cls, file: Path) -> Recipe:
-        """From the comment lines of a config."""
-        text = file.read_text(encoding="utf-8").replace("\\\n#", "")  # a line may go on, as in a shell
-        found = (line for line in text.splitlines() if line.startswith("# trope "))
-        return cls(file, [shlex.split(line)[2:] for line in found])
+        """Read a recipe; unknown names, wrong types and references to nothing are refused."""
+        _, tables = read_tables(file)
+        if tables is None:
+            raise ValueError(f"{file} has no [recipe] table; see `trope.experiments.recipes` for what belongs there")
+        where = f"{file}: recipe"
+        _check_names(tables, {"prepare", "generate", "compare", "settings"}, where)
+        recipe = cls(
+            file,
+            [_table(Prepare, each, f"{where}.prepare") for each in _tables(tables, "prepare", where)],
+            [_table(Generate, each, f"{where}.generate") for each in _tables(tables, "generate", where)],
+            _table(Compare, tables.get("compare", {}), f"{where}.compare"),
+            tables.get("settings", {}),
+        )
+        recipe._check(where)
+        return recipe
+
+    def _check(self, where: str) -> None:
+        made = {each.name for each in self.generate}
+        for each in self.prepare:
+            if bool(each.source) == bool(each.generated):
+                raise ValueError(f"{where}.prepare {each.name!r} needs either a source or generated, and not both")
+            if each.generated and each.generated not in made:
+                raise ValueError(f"{where}.prepare {each.name!r}: there is no generate table named {each.generated!r}")
+        if not self.prepare:
+            raise ValueError(f"{where} prepares nothing; it needs a [[recipe.prepare]] table")
+        protocols = {each.protocol for each in self.prepare}
+        _check_names(self.protocol_settings, protocols, f"{where}.settings")
+        for protocol, settings in self.protocol_settings.items():
+            _check_type(settings, "list[str]", f"{where}.settings.{protocol}")
 
     @property
     def targets(self) -> list[str]:
-        """Names of the datasets it prepares: the config's own first, then other protocols."""
-        return [Path(option(words, "--out")).name for words in self.commands if words[0] == "prepare"]
+        """Names of the datasets that it prepares."""
+        return [each.name for each in self.prepare]
 
-    def making(self, target: str, source: str | None) -> list[list[str]]:
-        """The commands that make data/TARGET: its preparation, and before it what generates the events, if anything."""
-        out = f"data/{target}"
-        (prepare,) = (words for words in self.commands if words[0] == "prepare" and option(words, "--out") == out)
-        generates = (words for words in self.commands if words[0] == "generate")
-        found = [*(words for words in generates if option(words, "--out") == prepare[1]), prepare]
-        if source is None and any(SOURCE in words for words in found):
+    def dataset(self, target: str) -> Prepare:
+        """The dataset of this name."""
+        return next(each for each in self.prepare if each.name == target)
+
+    def commands_for_data(self, target: str, source: str | None) -> list[list[str]]:
+        """The commands that make data/TARGET; source: where its raw events are, for a recipe that needs them."""
+        wanted = self.dataset(target)
+        found = [each.words for each in self.generate if each.name == wanted.generated] + [wanted.words]
+        if source is None and SOURCE in wanted.words:
             raise ValueError(
-                f"data/{target} is not there; say with SOURCE=… where its raw events are, for: "
-                f"{' '.join(['trope', *found[-1]])}"
+                f"data/{target} is not there; name its raw events with --source (SOURCE=… with make), for: "
+                f"{' '.join(['trope', *wanted.words])}"
             )
         return [[source or "" if word == SOURCE else word for word in words] for words in found]
 
-    def _protocol(self, target: str) -> str:
-        prepares = (words for words in self.commands if words[0] == "prepare")
-        return next(option(words, "--protocol") for words in prepares if Path(option(words, "--out")).name == target)
-
-    def comparing(self, target: str, more: Sequence[str] = ()) -> list[str]:
-        """The comparison on data/TARGET, into runs/TARGET; options in `more` come last, and so have the last word.
-
-        On a holdout models are trained anew through the validation window, as they would be before they are deployed.
-        Leave-one-out takes a basket's last line out and asks for it: there the next event is predicted, and with one
-        positive a user recall and hit rate are the same.
-        """
-        (words,) = (words for words in self.commands if words[0] == "compare")
-        at = words.index("--out")
-        changed = ["compare", f"data/{target}", *words[2:at], "--out", f"runs/{target}", *words[at + 2 :]]
-        if self._protocol(target) == "holdout":
-            changed += ["--set", "train.refit=true"]
-        elif self._protocol(target).startswith("loo") and read_toml(self.file).model.predicts == "next-moment":
-            changed += ["--set", "model.predicts=next-event", "--set", "train.criterion=HR@10"]
-        return [str(self.file) if word == f"configs/{self.file.name}" else word for word in changed] + list(more)
+    def comparison_command(self, target: str, more: Sequence[str] = ()) -> list[str]:
+        """The comparison on data/TARGET, into runs/TARGET; options in `more` come last and override the recipe's."""
+        words = [
+            "compare", f"data/{target}", "--config", str(self.file), "--models", ",".join(self.compare.models),
+            "--seeds", str(self.compare.seeds), "--out", f"runs/{target}",
+        ]  # fmt: skip
+        own = [part for setting in self._own_settings(target) for part in ("--set", setting)]
+        return [*words, *own, *more]
 
     def settings(self, target: str) -> list[str]:
         """What every model of the comparison on data/TARGET is trained with."""
-        words = self.comparing(target)
-        return [*settings_of_file(self.file), *(words[i + 1] for i, word in enumerate(words) if word == "--set")]
+        return [*settings_of_file(self.file), *self._own_settings(target)]
+
+    def _own_settings(self, target: str) -> list[str]:
+        return self.protocol_settings.get(self.dataset(target).protocol, [])
 
 
-def option(words: Sequence[str], name: str) -> str:
-    """The value behind an option."""
-    return words[words.index(name) + 1]
+def recipe_files(folder: Path | None = None) -> list[Path]:
+    """All recipes of a folder; without one, those in ./configs, then those that come with trope."""
+    folders = [folder] if folder is not None else [OWN, SHIPPED if SHIPPED.is_dir() else CHECKOUT]
+    found: dict[Path, Path] = {}
+    for file in (file for each in folders for file in sorted(each.glob("*.toml"))):
+        found.setdefault(file.resolve(), file)  # in a checkout both folders are the same
+    return list(found.values())
 
 
-def find(target: str, configs: Path = CONFIGS) -> Recipe:
+def find(target: str, folder: Path | None = None) -> Recipe:
     """The recipe that prepares a dataset of this name."""
-    recipes = [Recipe.read(file) for file in sorted(configs.glob("*.toml"))]
-    for recipe in recipes:
+    names = []
+    for file in recipe_files(folder):
+        if folder is None and read_tables(file)[1] is None:
+            continue  # ./configs may hold configs of one's own that are no recipes
+        recipe = Recipe.read(file)
         if target in recipe.targets:
             return recipe
-    names = [name for recipe in recipes for name in recipe.targets]
-    raise ValueError(f"no recipe in {configs} makes {target!r}; there are {', '.join(names)}")
+        names += recipe.targets
+    where = f"in {folder}" if folder is not None else "in ./configs or in the package"
+    raise ValueError(f"no recipe {where} prepares {target!r}; there are {', '.join(names) or 'none'}")
 
 
-def main(
-    target: Annotated[str, typer.Argument(help="Such as ml-1m or globo-news-holdout.", metavar="DATA")],
-    source: Annotated[str | None, typer.Option(help="Raw events, where the dataset is not prepared yet.")] = None,
-    jobs: Annotated[int, typer.Option(help="Trainings at a time; several fit on one large GPU.")] = 1,
-    seeds: Annotated[int | None, typer.Option(help="Default: the recipe's.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="group.field=value, to try a part.")] = None,
-    configs: Annotated[Path, typer.Option(help="Folder of the recipes.")] = CONFIGS,
-    dry: Annotated[bool, typer.Option("--dry", help="Only print the commands.")] = False,
-) -> None:
-    """Prepare a dataset if it is not there, then train, compare and report, as its recipe in configs/ says."""
-    recipe = find(target, configs)
-    made = [] if Path(f"data/{target}").is_dir() else recipe.making(target, source or None)
-    commands = [words for words in made if not Path(option(words, "--out")).exists()]
-    more = ["--jobs", str(jobs), *(["--seeds", str(seeds)] if seeds is not None else [])]
-    more += [part for setting in settings or [] for part in ("--set", setting)]
-    for words in [*commands, recipe.comparing(target, more)]:
-        typer.echo(f"$ trope {shlex.join(words)}")
-        if not dry and (code := subprocess.run([sys.executable, "-m", "trope", *words]).returncode):
-            raise typer.Exit(code)
+def _tables(tables: dict[str, Any], name: str, where: str) -> list[Any]:
+    found = tables.get(name, [])
+    if not isinstance(found, list):
+        raise ValueError(f"{where}.{name} must be an array of tables; write [[recipe.{name}]]")
+    return found
 
 
-if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except ValueError as error:
-        typer.secho(f"trope: {error}", fg=typer.colors.RED, err=True)
-        sys.exit(2)
+def _table(kind: type[_Table], values: Any, where: str) -> _Table:
+    """A dataclass from a TOML table."""
+    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    _check_names(values, set(known), where)
+    for name, value in values.items():
+        _check_type(value, str(known[name].type), f"{where}.{name}")
+    needed = {name for name, each in known.items() if each.default is MISSING and each.default_factory is MISSING}
+    if missing := sorted(needed - set(values)):
+        raise ValueError(f"{where} needs {', '.join(missing)}, got {', '.join(values) or 'nothing'}")
+    return kind(**values)
+
+
+def _check_names(values: Any, known: set[str], where: str) -> None:
+    if not isinstance(values, dict):
+        raise ValueError(f"{where} must be a table, got {values!r}")
+    if unknown := sorted(set(values) - known):
+        raise ValueError(f"{where} has unknown names: {', '.join(unknown)}; it may have {', '.join(sorted(known))}")
+
+
+def _check_type(value: Any, kind: str, where: str) -> None:
+    fits = {
+        "str": isinstance(value, str),
+        "int": isinstance(value, int) and not isinstance(value, bool),
+        "list[str]": isinstance(value, list) and all(isinstance(each, str) for each in value),
+    }[kind]
+    if not fits:
+        words = {"str": "a text", "int": "a whole number", "list[str]": "a list of texts"}[kind]
+        raise ValueError(f"{where} must be {words}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Seasons in the demo: which product types have one, and how often models recommend them over the year.
+"""Seasons for the demo: finds seasonal product types, and counts how often models recommend them over the year.
 
 Shapes: V items, F fortnights of the year.
 """
@@ -42,13 +42,13 @@ def fortnights(start: int) -> Ints:
 
 
 def find_seasons(data: Sequences, start: int, each: int, min_events: int) -> list[Season]:
-    """The most seasonal types of each quarter, by how far their purchases over the year differ from all purchases.
+    """The most seasonal product types of each quarter.
 
-    Only training events count. The distance is the relative entropy over fortnights. One year of data cannot tell a
-    season from a product that came or went.
+    A type is seasonal if its training events are spread differently over the fortnights than all events; the measure is
+    the relative entropy. A single year cannot tell a season from a product that came or went.
 
-    each: types per quarter; fewer where a quarter has fewer. min_events: fewest training events of a type, since with
-    few events a season may be chance.
+    each: types per quarter; a quarter may have fewer. min_events: fewest events of a type; with fewer, a season may be
+    chance.
     """
     counts_VF = _count(data, start)
     totals_V, share_F = counts_VF.sum(1), counts_VF.sum(0) / counts_VF.sum()

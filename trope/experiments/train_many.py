@@ -1,4 +1,4 @@
-"""What `trope compare` and `trope ablate` share: train variants under a live table, then collect what they left."""
+"""Trains variants under a live table and collects their results, for `trope compare` and `trope ablate`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from trope.experiments.pool import Outcome, Run, Variant, mean_over_seeds, plan,
 class Trained:
     """Variants trained on a dataset.
 
-    data: the dataset. runs: all that were asked for. lines: of results.jsonl, one a finished run. values: per-user test
-    metrics by variant, the mean over its finished seeds, [U] each. failures: (run, reason) of this time.
+    runs: all that were asked for. lines: of results.jsonl, one for each finished run. values: per-user test metrics by
+    variant, the mean over its finished seeds, [U] each. failures: (run, reason) of this call.
     """
 
     data: Sequences
@@ -34,29 +34,30 @@ class Trained:
 def train_many(
     data: Path, variants: Sequence[Variant], seeds: int, jobs: int, out: Path, device: str, is_training: bool = True
 ) -> Trained:
-    """Train what is not finished yet, and write results.jsonl, anew as each run ends.
+    """Train the runs that are not finished, and write results.jsonl whenever a run ends.
 
-    is_training: False to take what is finished, such as runs copied from another machine.
+    is_training: False uses finished runs only, such as runs copied from another machine.
     """
     sequences = Sequences.load(data)
     if seeds < 1:
-        raise ValueError(f"at least one seed, got --seeds {seeds}")
+        raise ValueError(f"--seeds must be at least 1, got {seeds}")
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"{out} exists and is not a folder; choose another --out")
     runs = plan(variants, range(seeds), out)
     finished = [run for run in runs if run.is_finished]
     if not is_training and not finished:
         raise ValueError(
-            f"{out} has no finished run of these, and with --no-train none is trained; copy the runs there"
+            f"{out} has no finished run of these models, and --no-train trains none; copy the runs there or leave out "
+            "--no-train"
         )
     typer.echo(f"{len(runs)} runs in {out}, {len(finished)} finished before")
     with LiveTable(runs) as watch:
 
         def ended(outcome: Outcome) -> None:
-            write_results(runs, out)  # each time: an interrupted comparison has what it finished
+            write_results(runs, out)  # each time, so that an interrupted comparison keeps its results
             watch.ended(outcome)
 
-        asked = runs if is_training else finished  # which are still checked
+        asked = runs if is_training else finished  # finished runs are still checked
         outcomes = run_all(asked, data, jobs, device, ended, watch.began, watch.tick)
     failures = [(each.run.folder.name, each.failure) for each in outcomes if each.failure is not None]
     lines = write_results(runs, out)

@@ -1,54 +1,29 @@
-"""What a command line asks to be trained: models by name, own variants, a config file as their common base.
-
-How a file and a preset merge: the preset decides what makes a model that model (`model.block`, `model.position_bias`,
-`model.time_bias`, `model.gate_floor` and the whole group `rotary`), the file decides everything else it states (sizes,
-training, evaluation), and `--set` has the last word on what all variants share. A variant's own settings come after
-that, since they are what it is. Seeds come from `--seeds`. So one file serves six models, and results.jsonl holds what
-it said.
-"""
+"""Which models to train: presets by name, two named variants, and variants that a command line defines."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
-from pathlib import Path
 
-from trope.config import PRESETS, Config, preset, read_toml
+from trope.config import PRESETS, Config
 from trope.experiments.pool import Variant
+from trope.settings import preset
 
 _ATTENTION = ("rotary.readout=0",)
 _PRINTED = (*_ATTENTION, "rotary.phase=fp32", "rotary.conditioning=paper", "model.gate_floor=none")
 NAMED = {
-    # T-RoPE in attention alone, as in the paper; and with the paper's arithmetic and coordinates (docs/method.md).
+    # T-RoPE in attention alone, as in the paper; the second also has the paper's arithmetic and coefficients
+    # (docs/method.md).
     "hstu-trope-attention": Variant("hstu-trope-attention", "hstu-trope", _ATTENTION),
     "hstu-trope-paper": Variant("hstu-trope-paper", "hstu-trope", _PRINTED),
 }
-"""Variants that `--models` knows besides the presets."""
+"""Variants that `--models` accepts besides the presets."""
 _MODELS = (*PRESETS, *NAMED)
-_OF_THE_PRESET = {"model.block", "model.position_bias", "model.time_bias", "model.gate_floor"}
-_OF_THE_COMMAND = {"train.seed"}
-
-
-def common_settings(file: Path | None, settings: Sequence[str]) -> tuple[str, ...]:
-    """What every variant is trained with: the file's sizes, training and evaluation, then `--set`."""
-    return (*(settings_of_file(file) if file is not None else ()), *settings)
-
-
-def settings_of_file(file: Path) -> tuple[str, ...]:
-    """What a config file states, as "group.field=value", without what a preset or the command decides."""
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no config file {file}")
-    read_toml(file)  # refuses unknown names and wrong types
-    stated = tomllib.loads(file.read_text(encoding="utf-8"))
-    found = {f"{group}.{name}": value for group, entries in stated.items() for name, value in entries.items()}
-    left_out = _OF_THE_PRESET | _OF_THE_COMMAND | {path for path in found if path.startswith("rotary.")}
-    return tuple(f"{path}={_text(value)}" for path, value in found.items() if path not in left_out)
 
 
 def choose(models: Sequence[str], own: Sequence[str] = (), common: Sequence[str] = ()) -> list[Variant]:
-    """The variants of `--models` and, after them, of `--variant NAME=MODEL,group.field=value,…`.
+    """The variants of `--models`, then those of `--variant NAME=MODEL,group.field=value,…`.
 
-    A wrong name or value is refused here, before anything is trained.
+    common: settings of all; a variant's own come after them. A wrong name or value is refused before any training.
     """
     asked = [_named(name.strip()) for name in models if name.strip()] + [_parse(text) for text in own]
     variants = [Variant(each.name, each.model, (*common, *each.settings)) for each in asked]
@@ -58,7 +33,7 @@ def choose(models: Sequence[str], own: Sequence[str] = (), common: Sequence[str]
 
 
 def configure(model: str, settings: Sequence[str]) -> Config:
-    """The config of a preset or of a variant by its name; settings have the last word."""
+    """The config of a preset or of a named variant; `settings` override both."""
     variant = _named(model)
     return preset(variant.model, [*variant.settings, *settings])
 
@@ -78,7 +53,3 @@ def _parse(text: str) -> Variant:
         )
     base = _named(model)
     return Variant(name.strip(), base.model, (*base.settings, *settings))
-
-
-def _text(value: bool | int | float | str) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

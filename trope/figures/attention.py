@@ -19,9 +19,10 @@ from trope.data.sequences import EvalBatch
 from trope.kernels.attention.reference import bias, time_buckets
 from trope.kernels.norm import norm
 from trope.kernels.project import project
-from trope.models.layers import CausalAttention, Context, HSTUBlock
+from trope.models.context import Context, Stream
+from trope.models.hstu import LAST_BUCKET, HSTUBlock
 from trope.models.recommender import SequentialRecommender
-from trope.rotary.trope import query_times
+from trope.models.transformer import CausalAttention
 
 
 def attention_maps(model: SequentialRecommender, batch: EvalBatch) -> list[Tensor]:
@@ -38,10 +39,7 @@ def attention_maps(model: SequentialRecommender, batch: EvalBatch) -> list[Tenso
     try:
         with torch.no_grad():
             model.encode(batch.items, batch.times, batch.lengths, batch.t_now)
-            looking_from = query_times(
-                batch.times, batch.lengths, batch.t_now, check_values=False, later=model.looks_later
-            )
-            return [_map(module, inputs, batch.times, looking_from) for module, inputs in seen]
+            return [_map(module, inputs) for module, inputs in seen]
     finally:
         for hook in hooks:
             hook.remove()
@@ -53,22 +51,21 @@ def unpadded(batch: EvalBatch) -> EvalBatch:
     return batch._replace(items=batch.items[:, :length], times=batch.times[:, :length])
 
 
-def _map(module: nn.Module, inputs: tuple[Any, ...], times: Tensor, looking_from: Tensor) -> Tensor:
+def _map(module: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
     if isinstance(module, HSTUBlock):
-        return hstu_weights(module, *inputs, times=times, looking_from=looking_from)[0].mean(0)
+        return hstu_weights(module, *inputs)[0].mean(0)
     assert isinstance(module, CausalAttention)
     return _softmax_weights(module, *inputs).mean(0)
 
 
-def hstu_weights(
-    block: HSTUBlock, x_TE: Tensor, delta_TE: Tensor | None, context: Context, *, times: Tensor, looking_from: Tensor
-) -> tuple[Tensor, Tensor]:
+def hstu_weights(block: HSTUBlock, stream: Stream, context: Context) -> tuple[Tensor, Tensor]:
     """silu(q k + bias) / n of one history, [H, L, L], and the block's v, [L, H, D]."""
-    _, normed_TE = norm(x_TE, delta_TE, out_dtype=context.dtype)
-    _, v, q, k = block._silu_rotate(project(normed_TE, block.uvqk), context)
+    _, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
+    _, v, q, k = block.split(project(normed_TE, block.uvqk), context)
     scores_HLL = q.transpose(0, 1) @ k.permute(1, 2, 0)
     time = block.bias.time
-    buckets = None if time is None else time_buckets(looking_from, times, len(time) - 1)
+    looking_from, times = context.query_times_T[None], context.times_T[None]
+    buckets = None if time is None else time_buckets(looking_from, times, LAST_BUCKET)
     added = bias(len(q), block.bias.position, time, buckets)
     if added is not None:
         scores_HLL = scores_HLL + added
@@ -77,9 +74,7 @@ def hstu_weights(
 
 def _softmax_weights(attention: CausalAttention, x_TE: Tensor, context: Context) -> Tensor:
     """Softmax attention of one history, [H, L, L]."""
-    q, k, _ = context.padded(attention.qkv(x_TE)).unflatten(-1, (3, attention.heads, -1)).unbind(2)
-    if attention.rotary is not None and context.coords is not None:
-        q, k = attention.rotary.rotate(q, k, *(coords[:, None] for coords in context.coords))
+    q, k, _ = attention.split(x_TE, context)
     scores_HLL = q[0].transpose(0, 1) @ k[0].permute(1, 2, 0) / math.sqrt(q.shape[-1])
     causal = torch.ones_like(scores_HLL, dtype=torch.bool).tril()
     return scores_HLL.masked_fill(~causal, -torch.inf).softmax(dim=-1)

@@ -7,10 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trope.config import read_toml
 from trope.figures.style import GREY, RESULT, Drawn, finish, page, unavailable
-from trope.runs import CONFIG
-from trope.train.log import NAME as LOG
+from trope.runs import CONFIG, LOG
+from trope.settings import read_saved_toml
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +37,7 @@ def draw(run: Path) -> Drawn:
     figure = page(3.2)
     loss, quality = figure.subplots(1, 2)
     _line(loss, [(row["epoch"], row["epoch_loss"]) for row in rows], GREY, "training loss (nats)")
-    metric = read_toml(run / CONFIG).train.criterion
+    metric = read_saved_toml(run / CONFIG).train.criterion
     measured = [(row["epoch"], 100 * row[metric]) for row in rows if metric in row]
     _line(quality, measured, RESULT, f"validation {metric} (%)")
     title = f"{len(rows)} epochs in {rows[-1].get('seconds', 0) / 60:.1f} minutes"

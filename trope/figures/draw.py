@@ -1,7 +1,7 @@
-"""The paper's five figures from a run, two of our own, its learning curve, and a page that holds them all.
+"""Draws the paper's five figures from a run, two more, its learning curve, and a page that holds them all.
 
-Each figure has a module `figure_*.py` with its numbers as functions and one `draw`. A figure that a run has nothing for
-(no T-RoPE, say) is a line that says why.
+Each figure is a module of this package: functions for its numbers, and `draw`. A run may have nothing for a figure (a
+model without T-RoPE, for example); the figure is then one line that says why.
 """
 
 from __future__ import annotations
@@ -9,21 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trope.figures import curve as figure_curve  # fmt: skip
-from trope.figures import frequencies as figure_frequencies  # fmt: skip
-from trope.figures import geometry as figure_geometry  # fmt: skip
-from trope.figures import items as figure_items  # fmt: skip
-from trope.figures import layers as figure_layers  # fmt: skip
-from trope.figures import moment as figure_moment  # fmt: skip
-from trope.figures import movement as figure_movement  # fmt: skip
-from trope.figures import stages as figure_stages  # fmt: skip
+from trope.figures import curve, frequencies, geometry, items, layers, moment, movement, stages
 from trope.figures.page import write_report
 from trope.figures.run import open_run
 from trope.figures.style import FORMATS, Drawn, content, require_matplotlib, save, style
 
-DRAWN = (
-    figure_geometry, figure_layers, figure_frequencies, figure_moment, figure_stages, figure_movement, figure_items,
-)  # fmt: skip
+DRAWN = (geometry, layers, frequencies, moment, stages, movement, items)
 REPORT = "report.html"
 
 
@@ -36,12 +27,12 @@ def draw_all(run: Path, data: Path | None = None) -> Iterator[Drawn]:
             drawn = module.draw(view)
         yield drawn
     with style():
-        drawn = figure_curve.draw(run)
+        drawn = curve.draw(run)
     yield drawn
 
 
 def write_figures(run: Path, out: Path, formats: Sequence[str] = FORMATS, data: Path | None = None) -> Iterator[Path]:
-    """Draw everything into `out`, each file whole or absent, and the page last; yields what has been written."""
+    """Draw every figure into `out`, then write the page; yields each path when its file is whole."""
     check_formats(formats)
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"{out} exists and is not a folder; choose another --out")
@@ -55,7 +46,7 @@ def write_figures(run: Path, out: Path, formats: Sequence[str] = FORMATS, data: 
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """Only what the figures are made for."""
+    """Refuse a format that figures cannot have."""
     unknown = [ending for ending in formats if ending not in FORMATS]
     if unknown or not formats:
         raise ValueError(f"--format is a list of {', '.join(FORMATS)}, got {', '.join(formats) or 'nothing'}")

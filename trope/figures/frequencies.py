@@ -24,7 +24,6 @@ from trope.figures.style import (
     PALE,
     QUERY,
     Drawn,
-    duration,
     finish,
     log_time_axis,
     page,
@@ -32,8 +31,8 @@ from trope.figures.style import (
     sides_strip,
     unavailable,
 )  # fmt: skip
-from trope.rotary.trope import TRoPE
-from trope.times import DAY, WEEK, YEAR
+from trope.rotary import TRoPE
+from trope.times import DAY, WEEK, YEAR, say_short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -138,6 +137,6 @@ def _curve(axes: Axes, name: str, cycle: float, period: float, where: str, last:
     axes.set_yticks([-1, 1])
     off = 100 * (period / cycle - 1)
     verdict = "tuned" if close else f"{off:+.0f} %" if abs(off) >= 10 else f"{off:+.1f} %"
-    axes.set_title(f"{name}: one turn in {duration(period)} ({verdict}; {where})", fontsize=9.5, fontweight="normal")
+    axes.set_title(f"{name}: one turn in {say_short(period)} ({verdict}; {where})", fontsize=9.5, fontweight="normal")
     if last:
         axes.set_xlabel("cycles back in time")

@@ -10,8 +10,9 @@ import numpy as np
 
 from trope.figures.numbers import Floats, base_periods, nearest_plane
 from trope.figures.run import VISITS, RunView, example, visits
-from trope.figures.style import GREY, KEY, PALE, QUERY, Drawn, duration, finish, page
-from trope.rotary.trope import TRoPE
+from trope.figures.style import GREY, KEY, PALE, QUERY, Drawn, finish, page
+from trope.rotary import TRoPE
+from trope.times import say_short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def draw(view: RunView) -> Drawn:
     _timeline(figure.add_subplot(grid[0, :]), moments, t_now)
     circles = [figure.add_subplot(grid[1, column]) for column in range(3)]
     _circle(circles[0], "a) by index: even steps", index_angles(len(moments)))
-    _circle(circles[1], f"b) by time: one turn = {duration(period)}", by_time)
+    _circle(circles[1], f"b) by time: one turn = {say_short(period)}", by_time)
     _circle(circles[2], "c) queries look from the next visit", by_time, looking_from)
     share, steps = longest_share(moments), len(moments) - 1
     title = (

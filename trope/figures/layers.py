@@ -11,7 +11,7 @@ from trope.figures.attention import attention_maps, unpadded
 from trope.figures.numbers import Floats, Side, causal_correlation, coefficients, geometry, rms, started_at, strength
 from trope.figures.run import RunView, example
 from trope.figures.style import INK, KEY, QUERY, Drawn, diverging, finish, page, rising, unavailable
-from trope.rotary.trope import TRoPE, query_times
+from trope.rotary import TRoPE, query_times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,11 +20,10 @@ from trope.figures.style import (
     RESULT,
     Drawn,
     diverging,
-    duration,
     finish,
     page,
 )  # fmt: skip
-from trope.times import DAY, HOUR, MINUTE, YEAR
+from trope.times import DAY, HOUR, MINUTE, YEAR, say_label, say_short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,9 +66,9 @@ def draw(view: RunView) -> Drawn:
     figure = page(7.6)
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.0, 1.35), squeeze=False)[:, 0]
     training, serving = top.subplots(1, 2)
-    labels = [_date(int(moment)) for moment in moments]
+    labels = [say_label(int(moment)) for moment in moments]
     _slots(training, "a) training: query m looks from visit m + 1", labels, [*labels[1:], labels[-1]], "label only")
-    now = _date(max(int(batch.t_now[0]), int(moments[-1])))
+    now = say_label(max(int(batch.t_now[0]), int(moments[-1])))
     _slots(serving, "b) serving: the last query looks from now", labels, [*labels[1:], now], "t_now")
     phases, lists = bottom.subplots(1, 2)
     unit, word = _unit(ahead)
@@ -92,18 +90,13 @@ def _finding(mean: Floats, offsets: Tensor, size: int, users: int) -> str:
     most = int(mean.argmin())
     changed = size - mean[most]
     if changed == 0:
-        until = duration(float(offsets[-1]))
+        until = say_short(float(offsets[-1]))
         return f"Asking later, up to {until}, changes nothing in the top {size} of any of {users} users"
     amount = f"{changed:.1f}" if changed >= 0.05 else "less than 0.1"
     return (
-        f"Asking {duration(float(offsets[most]))} later changes the most: {amount} of the top {size} "
+        f"Asking {say_short(float(offsets[most]))} later changes the most: {amount} of the top {size} "
         f"for the same history (mean of {users} users)"
     )
-
-
-def _date(moment: int) -> str:
-    when = datetime.fromtimestamp(moment, UTC)
-    return f"{when.day} {when:%b %y}\n{when:%H:%M}"
 
 
 def _unit(ahead: float) -> tuple[float, str]:
@@ -158,7 +151,7 @@ def _phases(axes: Axes, figure: Figure, view: RunView, ahead: float, unit: float
         extent=(0, ahead / unit, len(slow) - 0.5, -0.5), interpolation="nearest",
     )  # fmt: skip
     marks = np.unique(np.linspace(0, len(slow) - 1, min(5, len(slow))).round().astype(int))
-    axes.set_yticks(marks, [duration(slow[mark]) for mark in marks])
+    axes.set_yticks(marks, [say_short(slow[mark]) for mark in marks])
     axes.set_ylabel("plane, by the time of one turn")
     if len(slow) < len(turns):
         axes.text(1.0, 1.01, f"{len(turns) - len(slow)} faster planes left out", transform=axes.transAxes, ha="right",

@@ -15,7 +15,6 @@ from trope.figures.style import (
     KEY,
     QUERY,
     Drawn,
-    duration,
     finish,
     log_time_axis,
     page,
@@ -23,7 +22,8 @@ from trope.figures.style import (
     sides_strip,
     unavailable,
 )  # fmt: skip
-from trope.rotary.trope import TRoPE
+from trope.rotary import TRoPE
+from trope.times import say_short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def draw(view: RunView) -> Drawn:
     median, far = summary(moves)
     first, last = view.model.time_span
     title = (
-        f"Training turned the median frequency by {median:.2f} rad over the {duration(last - first)} of the data; "
+        f"Training turned the median frequency by {median:.2f} rad over the {say_short(last - first)} of the data; "
         f"{far} of {len(moves)} moved half a turn or more"
     )
     caption = (

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from trope.kernels.rotary.reference import phase
+from trope.rotary import TRoPE
 from trope.rotary.base import Rotary
-from trope.rotary.trope import STEP, TRoPE
+from trope.rotary.trope import STEP
 from trope.times import DAY, MONTH, WEEK, YEAR
 
 Floats = npt.NDArray[np.float64]

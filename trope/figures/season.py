@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,32 +12,44 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from trope.experiments.season import Floats, Season
 from trope.figures.style import BLUE, FORMATS, PALE, VERMILION, content, save
 
-# Baseline, then ours: colours that colour-blind readers can tell apart, and line styles that do so without colour.
+Floats = npt.NDArray[np.float64]
+# The baseline, then T-RoPE. Colour-blind readers can tell the colours apart, and line styles work without colour.
 STYLES = ((VERMILION, "--", 1.8), (BLUE, "-", 2.4))
 NAMED, LONGEST = 3, 17
 """Product types written over a panel, and the most letters of each."""
 
 
-def draw(
-    found: list[Season], shares: dict[str, list[Floats]], moments: npt.NDArray[np.int64], title: str, path: Path
-) -> list[Path]:
-    """One panel a season, each curve as multiples of its own mean; returns the PNG and the SVG.
+@dataclass(frozen=True)
+class Panel:
+    """One season. Shapes: F moments.
 
-    found: four seasons. shares: by model, one [F] for each season. moments: [F] Unix seconds.
+    quarter: when it peaks. names: of its product types, most seasonal first. bought: [F] their share of all purchases.
+    recommended: [F] their share of all recommendations, by model, the baseline first.
+    """
+
+    quarter: str
+    names: list[str]
+    bought: Floats
+    recommended: dict[str, Floats]
+
+
+def draw(panels: Sequence[Panel], moments: npt.NDArray[np.int64], title: str, path: Path) -> list[Path]:
+    """Draw each curve as multiples of its own mean; returns the paths of the PNG and the SVG.
+
+    panels: four. moments: [F] Unix seconds.
     """
     days = [datetime.fromtimestamp(moment, UTC) for moment in moments.tolist()]
     # A figure of its own, without pyplot: no display, no global state.
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True)
-    for number, (axis, season) in enumerate(zip(axes.flat, found, strict=True)):
-        axis.fill_between(days, _relative(season.bought), color=PALE, lw=0, label="bought")
-        for (model, curves), (colour, style, width) in zip(shares.items(), STYLES, strict=True):
-            axis.plot(days, _relative(curves[number]), style, color=colour, lw=width, label=f"recommended by {model}")
-        names = ", ".join(name.lower()[:LONGEST].strip() for name in season.names[:NAMED])
-        axis.set_title(f"Peak in {season.quarter}\n{names}, ...", fontsize=9, loc="left")
+    for axis, panel in zip(axes.flat, panels, strict=True):
+        axis.fill_between(days, _relative(panel.bought), color=PALE, lw=0, label="bought")
+        for (model, share), (colour, style, width) in zip(panel.recommended.items(), STYLES, strict=True):
+            axis.plot(days, _relative(share), style, color=colour, lw=width, label=f"recommended by {model}")
+        names = ", ".join(name.lower()[:LONGEST].strip() for name in panel.names[:NAMED])
+        axis.set_title(f"Peak in {panel.quarter}\n{names}, ...", fontsize=9, loc="left")
         axis.set_ylim(bottom=0)
         axis.spines[["top", "right"]].set_visible(False)
         axis.xaxis.set_major_locator(mdates.MonthLocator(interval=2))
@@ -48,5 +62,5 @@ def draw(
 
 
 def _relative(share: Floats) -> Floats:
-    """A curve over its own mean; one that is zero throughout stays zero."""
+    """A curve divided by its mean; a curve that is zero everywhere stays zero."""
     return share / share.mean() if share.any() else share

@@ -9,7 +9,7 @@ import numpy as np
 from trope.figures.numbers import BLOCKS, Floats, block_sequence, block_share, geometry, strength
 from trope.figures.run import RunView
 from trope.figures.style import GREY, INK, Drawn, diverging, finish, page
-from trope.rotary.trope import IndexRoPE, TRoPE
+from trope.rotary import IndexRoPE, TRoPE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -29,8 +29,6 @@ BLUE, VERMILION, GREEN, PURPLE, GREY, PALE, INK = (
 QUERY, KEY, RESULT = VERMILION, BLUE, GREEN
 WIDTH, DPI = 10.0, 200
 FORMATS = ("png", "svg")
-UNITS = (("y", YEAR, 1), ("mo", MONTH, 3.3), ("d", DAY, 1), ("h", HOUR, 1), ("min", MINUTE, 1))
-"""Name, seconds, and from how many on it is used: 90 days are days to most people."""
 BANDS = (
     ("under an hour", 0, HOUR), ("hours", HOUR, DAY), ("days", DAY, WEEK), ("weeks", WEEK, MONTH),
     ("months", MONTH, YEAR), ("years", YEAR, math.inf),
@@ -153,15 +151,6 @@ def rising() -> Colormap:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("trope-rising", ["#FFFFFF", "#8FD3BC", GREEN, "#00402F"])
-
-
-def duration(seconds: float) -> str:
-    """A duration in the largest unit that fits, two digits: 7 d, 67 d, 4.2 mo, 1.4 y."""
-    if seconds > 1000 * YEAR:
-        return "over 1000 y"
-    name, size = next(((name, size) for name, size, least in UNITS if seconds >= 0.995 * least * size), ("s", 1))
-    value = seconds / size
-    return f"{value:.0f} {name}" if value >= 9.95 or math.isclose(value, round(value)) else f"{value:.1f} {name}"
 
 
 def log_time_axis(axes: Axes, low: float, high: float) -> None:

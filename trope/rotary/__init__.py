@@ -7,17 +7,12 @@ base.py       what the encodings share: shapes, checks, casts, cos and sin table
 checks.py     refusals of bad input
 """
 
+from trope.rotary.banks import calendar_bank, frequency_bank
 from trope.rotary.base import CosSin
 from trope.rotary.baselines import IndexRoPE, TORoPE
 from trope.rotary.readout import TimeReadout
-from trope.rotary.trope import (
-    NEUTRAL_SPAN,
-    TRoPE,
-    calendar_bank,
-    frequency_bank,
-    frequency_parameters,
-    query_times,
-)
+from trope.rotary.shift import query_times
+from trope.rotary.trope import NEUTRAL_SPAN, TRoPE, frequency_parameters
 
 __all__ = [
     "NEUTRAL_SPAN", "CosSin", "IndexRoPE", "TORoPE", "TRoPE", "TimeReadout",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trope.kernels import Backend, rotate_qk
 from trope.kernels.rotary import reference as rotary_reference
 from trope.kernels.silu_rotate import Turns
-from trope.rotary import checks as validate
+from trope.rotary import checks
 
 Layout = Literal["interleaved", "halves"]
 
@@ -44,8 +44,8 @@ class Rotary(nn.Module, ABC):
                 f"rotary_dim must be even and between 2 and head_dim = {head_dim}, got {rotary_dim}; "
                 "an odd head keeps its last dim unrotated with rotary_dim = head_dim - 1"
             )
-        validate.check_choice("layout", layout, ("interleaved", "halves"))
-        validate.check_choice("backend", backend, ("auto", "torch", "triton"))
+        checks.check_choice("layout", layout, ("interleaved", "halves"))
+        checks.check_choice("backend", backend, ("auto", "torch", "triton"))
         self.head_dim, self.rotary_dim, self.planes = head_dim, rotary_dim, rotary_dim // 2
         self.layout, self.backend, self.check_values = layout, backend, check_values
 
@@ -89,7 +89,7 @@ class Rotary(nn.Module, ABC):
             offsets: [B + 1] where each jagged sequence begins.
             allow_past: accept a `t_now` before the last event.
         """
-        validate.check_qk(q, k, self.head_dim, jagged=offsets is not None)
+        checks.check_qk(q, k, self.head_dim, jagged=offsets is not None)
         shape = q.shape[:-2]
         self.check_call(shape, times, lengths, t_now, offsets, allow_past)
         coords_q, coords_k = self.coordinates(shape, times, lengths, t_now, offsets)
@@ -130,7 +130,7 @@ class Rotary(nn.Module, ABC):
             style: "huggingface" (also Liger) gives [B, L, rotary_dim], each plane's value at both its dims, for
                 `layout="halves"`; "flash" gives [B * L, P]: view q as [1, B * L, H, D], `interleaved` as in `layout`.
         """
-        validate.check_choice("style", style, ("huggingface", "flash"))
+        checks.check_choice("style", style, ("huggingface", "flash"))
         if style == "huggingface" and self.layout != "halves":
             raise ValueError(
                 'style="huggingface" needs layout="halves", got "interleaved"; make the module with halves'
@@ -156,9 +156,9 @@ class Rotary(nn.Module, ABC):
             raise ValueError(f"{type(self).__name__} needs the events' times, got None; only IndexRoPE works without")
         if times.shape != shape:
             raise ValueError(f"times must have one entry per event, shape {tuple(shape)}, got {tuple(times.shape)}")
-        validate.check_events(times, lengths, offsets, t_now)
-        if self.check_values and validate.can_read_values(times):
-            validate.check_event_values(times, lengths, offsets, t_now, allow_past)
+        checks.check_events(times, lengths, offsets, t_now)
+        if self.check_values and checks.can_read_values(times):
+            checks.check_event_values(times, lengths, offsets, t_now, allow_past)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Follow the model to its device, but never to another dtype: a coefficient in bf16 is another frequency."""

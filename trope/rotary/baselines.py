@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from trope.kernels import Backend, rotate_qk
-from trope.rotary import checks as validate
-from trope.rotary.base import CosSin, Layout, Rotary, event_index, float64, from_bits
+from trope.kernels import Backend
+from trope.rotary import checks
+from trope.rotary.base import Layout, Rotary, event_index, float64, from_bits
 
 UNITS = {"seconds": 1.0, "hours": 3_600.0, "days": 86_400.0}
 EPOCH = (
@@ -25,13 +25,13 @@ class TORoPE(Rotary):
     """Time-and-order RoPE (arXiv 2510.20455): angle_p = (1 - g_p) a_index i w_p + g_p a_time tau v_p, tau = t / unit.
 
     Query and key share the angle function, so only differences matter: time-translation invariant (Remark 2). The
-    original leaves bases, units and gains open; the defaults here are DESIGN choices, each an argument.
+    original leaves bases, units and gains open; the defaults here are our choices, each an argument. Of its three ways
+    to divide planes, this is the split by dimension.
 
     Args:
         head_dim, rotary_dim, layout, backend, check_values: as in TRoPE.
-        fusion: "dimension" gives each plane to time (g = 1) or index (g = 0), time first; "head" does so for heads;
-            "early" mixes both in every plane with g = time_share.
-        time_share: the share of planes or heads given to time, or g; reported best 0.3 to 0.5.
+        time_share: share of the planes that turn by time (g = 1), the first ones; the others turn by index (g = 0).
+            Reported best: 0.3 to 0.5.
         unit: of tau.
         index_base, time_base: ladders w_p = index_base^(-p/n), v_p = time_base^(-p/n) over the n planes of each kind.
         learnable: learn the two gains, from 1.
@@ -42,7 +42,6 @@ class TORoPE(Rotary):
         head_dim: int,
         *,
         rotary_dim: int | None = None,
-        fusion: Literal["dimension", "head", "early"] = "dimension",
         time_share: float = 0.5,
         unit: Literal["seconds", "hours", "days"] = "days",
         index_base: float = 1e4,
@@ -53,19 +52,15 @@ class TORoPE(Rotary):
         check_values: bool = True,
     ) -> None:
         super().__init__(head_dim, rotary_dim, layout, backend, check_values)
-        validate.check_choice("fusion", fusion, ("dimension", "head", "early"))
-        validate.check_choice("unit", unit, tuple(UNITS))
+        checks.check_choice("unit", unit, tuple(UNITS))
         if not 0 <= time_share <= 1:
             raise ValueError(f"time_share must lie between 0 and 1, got {time_share}")
-        self.fusion, self.time_share, self.unit = fusion, time_share, unit
-        timed = round(time_share * self.planes) if fusion == "dimension" else self.planes
+        self.time_share, self.unit = time_share, unit
+        timed = round(time_share * self.planes)
         # Turns per second and turns per step with both gains at 1, float64 [2, P], kept bit for bit as in TRoPE.
         ladders = torch.zeros(2, self.planes, dtype=torch.float64)
         ladders[0, :timed] = _ladder(time_base, timed) / UNITS[unit]
-        untimed = self.planes - timed if fusion == "dimension" else self.planes
-        ladders[1, self.planes - untimed :] = _ladder(index_base, untimed)
-        if fusion == "early":
-            ladders *= torch.tensor([[time_share], [1 - time_share]], dtype=torch.float64)
+        ladders[1, timed:] = _ladder(index_base, self.planes - timed)
         self.register_buffer("_ladder_bits", (ladders / (2 * math.pi)).view(torch.int64), persistent=False)
         gains = torch.ones(2)  # time, index
         if learnable:
@@ -88,25 +83,6 @@ class TORoPE(Rotary):
     def frequencies(self) -> tuple[Tensor, Tensor]:
         freqs = float64(self.gains)[:, None] * from_bits(self.get_buffer("_ladder_bits"))
         return freqs, freqs
-
-    def rotate(self, q: Tensor, k: Tensor, coords_q: Tensor, coords_k: Tensor) -> tuple[Tensor, Tensor]:
-        if self.fusion != "head":
-            return super().rotate(q, k, coords_q, coords_k)
-        freqs, _ = self.frequencies()
-        # The first heads turn by time alone, the others by index alone.
-        split_q, split_k = (round(self.time_share * x.shape[2]) for x in (q, k))
-        groups = ((q[:, :, :split_q], k[:, :, :split_k]), (q[:, :, split_q:], k[:, :, split_k:]))
-        turned = [
-            rotate_qk(q_some, k_some, coords_q[c, None], coords_k[c, None], freqs[c, None], freqs[c, None], None,
-                      self.layout == "interleaved", self.backend)
-            for c, (q_some, k_some) in enumerate(groups)
-        ]  # fmt: skip
-        return torch.cat([q_some for q_some, _ in turned], dim=2), torch.cat([k_some for _, k_some in turned], dim=2)
-
-    def cos_sin(self, *args: object, **kwargs: object) -> CosSin:
-        if self.fusion == "head":
-            raise ValueError('cos_sin has one table for all heads, got fusion="head"; use "dimension" or "early"')
-        return super().cos_sin(*args, **kwargs)  # type: ignore[arg-type]
 
 
 class IndexRoPE(Rotary):

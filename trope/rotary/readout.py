@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from trope.kernels.readout import add_turned
-from trope.rotary import checks as validate
+from trope.rotary import checks
 from trope.rotary.trope import TRoPE
 
 # Time constants, as parts of the training data's time span T: periods from 2 pi T / 500, an eightieth of it, to pi T.
@@ -50,7 +50,7 @@ class TimeReadout(nn.Module):
         super().__init__()
         if not isinstance(width, int) or width < 2 or not 0 < share <= 1:
             raise ValueError(f"a readout needs a width of 2 at least and a share in (0, 1], got {width} and {share}")
-        first, last = validate.check_span(time_span)
+        first, last = checks.check_span(time_span)
         self.width, self.check_values = width, check_values
         planes = max(1, round(share * width / 2))
         # Shared, so that a rotation of one side has no coefficients of the other; not rotate_key=False, which would
@@ -74,7 +74,7 @@ class TimeReadout(nn.Module):
             start: [.., E] what a residual stream began with. The turning dims then hold what was added to it: the last
                 item's own vector, turned, would point to nothing.
         """
-        validate.check_time_dtype(moments, "moments")
+        checks.check_time_dtype(moments, "moments")
         if out.shape != (*moments.shape, self.width):
             raise ValueError(
                 f"out must be [.., {self.width}] with a moment for each vector, got {tuple(out.shape)} and moments "
@@ -82,8 +82,8 @@ class TimeReadout(nn.Module):
             )
         if start is not None and start.shape != out.shape:
             raise ValueError(f"start must be of out's shape {tuple(out.shape)}, got {tuple(start.shape)}")
-        if self.check_values and validate.can_read_values(moments):
-            validate.check_time_values(moments, name="moments")
+        if self.check_values and checks.can_read_values(moments):
+            checks.check_time_values(moments, name="moments")
         turning = self.turn.head_dim
         added = out[..., :turning] if start is None else out[..., :turning] - start[..., :turning]
         coords = self.coordinates(moments)

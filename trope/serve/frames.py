@@ -13,7 +13,7 @@ import narwhals.stable.v2 as nw
 import numpy as np
 import numpy.typing as npt
 
-from trope.serve.moments import Moment, unix_seconds
+from trope.times import Moment, parse_moment
 
 USER, ITEM, TIME = "user_id", "item_id", "timestamp"
 SCORE, RANK = "score", "rank"
@@ -74,17 +74,17 @@ def column_per_user(events: Events, column: str) -> dict[int | str, Any]:
     return found
 
 
-def seconds_per_user(t_now: Moment | Mapping[int | str, Moment], users: Sequence[int | str]) -> list[int]:
-    """The moment of each user in Unix seconds; t_now: one for all, or a mapping by user."""
+def moments_per_user(t_now: Moment | Mapping[int | str, Moment], users: Sequence[int | str]) -> list[int]:
+    """Unix seconds for each user, from one moment for all or from a mapping by user."""
     if not isinstance(t_now, Mapping):
-        return [unix_seconds(t_now)] * len(users)
+        return [parse_moment(t_now)] * len(users)
     missing = [user for user in users if user not in t_now]
     if missing:
         raise ValueError(
             f"t_now has no moment for {len(missing):,} of {len(users):,} users, the first is {missing[0]!r}; "
             "give one for every user in events"
         )
-    return [unix_seconds(t_now[user], f"t_now of user {user!r}") for user in users]
+    return [parse_moment(t_now[user], f"t_now of user {user!r}") for user in users]
 
 
 def write_recommendations(

@@ -21,13 +21,12 @@ from trope.data.sequences import Sequences
 from trope.data.windows import FILTERS, History, flatten_ranges, last_events, seen_counts
 from trope.evaluate.ranking import Cells, TopK, check_finite, top_k
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
-from trope.models.hub import find_folder
+from trope.models.pretrained import find_folder
 from trope.models.recommender import SequentialRecommender
 from trope.rotary.checks import check_choice, check_event_values
-from trope.serve.frames import Events, column_per_user, read_events, seconds_per_user, write_recommendations
-from trope.serve.moments import Moment
-
-BEST, CATALOGUE = "best", "catalogue"
+from trope.runs import BEST, CATALOGUE
+from trope.serve.frames import Events, column_per_user, moments_per_user, read_events, write_recommendations
+from trope.times import Moment
 
 
 class Histories(NamedTuple):
@@ -112,7 +111,7 @@ class Recommender:
         table = read_events(events, self.catalogue.is_text)
         if isinstance(t_now, str) and t_now in table.frame.columns:
             t_now = column_per_user(table, t_now)
-        moments = np.array(seconds_per_user(t_now, table.users), np.int64)
+        moments = np.array(moments_per_user(t_now, table.users), np.int64)
         histories = self._histories(table, drop=unknown_items == "drop")
         _check_values(histories, moments)
         if not allow_past:

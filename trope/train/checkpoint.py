@@ -26,11 +26,10 @@ from torch import Tensor
 
 from trope.atomic import atomic_folder
 from trope.models.recommender import SequentialRecommender
+from trope.runs import BEST, CHECKPOINTS, MODEL, OPTIMIZER, STATE
 from trope.train.optimizer import set_learning_rates
 
 FORMAT = 1
-FOLDER, BEST = "checkpoints", "best"
-MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
 KEEP = 2
 _NAME = re.compile(r"epoch(\d+)-step(\d+)")
 
@@ -70,7 +69,7 @@ class Checkpoints:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self.folder = run / FOLDER
+        self.folder = run / CHECKPOINTS
 
     def save(self, model: SequentialRecommender, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
         """Write a checkpoint, publish the model if it is the best, and remove what is older than the last two."""

@@ -33,10 +33,10 @@ from trope.kernels.batch import BatchShape, Source, Tokens, gather_batch
 from trope.kernels.embed import embed, embed_backward
 from trope.kernels.softmax import draw_uniform, sampled_softmax
 from trope.kernels.softmax.shared import shared_softmax
-from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
+from trope.kernels.table import InputEntries, ScoreEntries
 from trope.models.recommender import SequentialRecommender
 from trope.train.divergence import DivergenceGuard
-from trope.train.loss import Negatives, draw_negatives
+from trope.train.loss import draw_negatives
 from trope.train.step import Feed, seed_for
 
 # A batch's tokens are rounded up to a multiple of 1/16 of a full batch: few graphs, and on average 1/32 of it padding.
@@ -94,8 +94,8 @@ class FusedStep:
         following = None if feed.moments is None else torch.zeros_like(feed.moments.first)
         self.source = Source(data.items, data.times, windows.starts, windows.ends, order_W, following)
         self.cursor, self.seed = (torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(2))
-        self.table = model.items.weight
-        self.unit_VE = unit_vectors(self.table.detach(), torch.bfloat16 if is_bf16 else torch.float32, backend)
+        self.table = model.items
+        self.unit_VE = self.table.unit_copy(torch.bfloat16 if is_bf16 else torch.float32, backend)
         self.no_positions = torch.zeros((config.model.max_len, config.model.width), device=self.device)
         self.hyper = self._hyper(step)
         self.is_captured = self.device.type == "cuda"
@@ -111,10 +111,10 @@ class FusedStep:
         values = [float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"], step]
         hyper = torch.tensor(values, dtype=torch.float64, device=self.device)
         if self.config.train.clip == 0:  # else the optimiser updates the table as any parameter
-            state = self.optimizer.state[self.table]
+            state = self.optimizer.state[self.table.weight]
             for moment in ("exp_avg", "exp_avg_sq"):
                 if moment not in state:
-                    state[moment] = torch.zeros_like(self.table)
+                    state[moment] = torch.zeros_like(self.table.weight)
             state["step"] = hyper[5]  # a view: checkpoints find it where AdamW would keep it
         return hyper
 
@@ -124,7 +124,7 @@ class FusedStep:
 
     def _group(self) -> dict[str, Any]:
         """The optimiser's group that the table is in."""
-        return next(g for g in self.optimizer.param_groups if any(p is self.table for p in g["params"]))
+        return next(g for g in self.optimizer.param_groups if any(p is self.table.weight for p in g["params"]))
 
     def __call__(self, epoch: int, index: int, step: int) -> StepResult:
         """Batch `index` of an epoch; `step` counts through all epochs."""
@@ -196,9 +196,9 @@ class FusedStep:
         negatives = self._draw(tokens)
         positions = self.model.positions
         positions_LE = self.no_positions if positions is None else positions.weight.detach()
-        dropout, scale = model.dropout, math.sqrt(model.width)
-        drops = (dropout, self.seed, _EMBED_STREAM, backend)
-        x_TE = embed(tokens.items_T, tokens.index_T, self.table.detach(), positions_LE, scale, *drops).requires_grad_()
+        drops = (model.dropout, self.seed, _EMBED_STREAM, backend)
+        rows_VE = self.table.weight.detach()
+        x_TE = embed(tokens.items_T, tokens.index_T, rows_VE, positions_LE, self.table.scale, *drops).requires_grad_()
         # The cache of casts would outlive the capture.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16, cache_enabled=False):
             out_TE = self.model.run(
@@ -213,9 +213,8 @@ class FusedStep:
         )
         if positions is not None:
             positions.weight.grad = grad_positions_LE
-        V = self.model.num_items
-        scores = ScoreEntries(*invert(found.items, V, backend), found.coefs, found.rows)
-        inputs = InputEntries(*invert(tokens.items_T, V, backend), grad_rows_TE, scale)
+        scores = self.table.score_entries(found.items, found.coefs, found.rows, backend)
+        inputs = self.table.input_entries(tokens.items_T, grad_rows_TE, backend)
         loss = found.loss_T.sum() * tokens.weight[0]
         norm = self._update(scores, inputs, loss)
         self.loss_sum += loss
@@ -223,47 +222,45 @@ class FusedStep:
 
     def _update(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor) -> Tensor:
         """AdamW for everything; returns the gradient's norm."""
-        table, clip = self.table.detach(), self.config.train.clip
+        clip = self.config.train.clip
         if clip > 0:  # needs the norm of everything before anything moves
-            self.table.grad = table_gradient(table, scores, inputs, self.backend)
+            self.table.weight.grad = self.table.gradient(scores, inputs, self.backend)
             norm = self.guard(loss)
             nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, norm)
             self.optimizer.step()
-            self.unit_VE.copy_(unit_vectors(table, self.unit_VE.dtype, self.backend))
+            self.unit_VE.copy_(self.table.unit_copy(self.unit_VE.dtype, self.backend))
             return norm
         self.hyper[5] += 1
-        state = self.optimizer.state[self.table]
+        state = self.optimizer.state[self.table.weight]
         moments = (state["exp_avg"], state["exp_avg_sq"])
-        norm_sq = update_table(table, *moments, self.unit_VE, scores, inputs, self.hyper, self.backend)
-        norm = self.guard(loss, {id(self.table): norm_sq[0].sqrt()})
+        norm_sq = self.table.update(moments, self.unit_VE, scores, inputs, self.hyper, self.backend)
+        norm = self.guard(loss, {id(self.table.weight): norm_sq[0].sqrt()})
         self.optimizer.step()
         return norm
 
-    def _draw(self, tokens: Tokens) -> Negatives:
+    def _draw(self, tokens: Tokens) -> Tensor:
         """Draw negatives; those of each token are columns of its candidates."""
         train, V = self.config.train, self.model.num_items
         candidates_TC = tokens.candidates_TC
         if train.negative_source == "uniform" and not train.shared_negatives:
             draw_uniform(V, self.seed, candidates_TC, self.backend)
-            expected = math.log(train.negatives) - math.log(V)
-            log_expected_V = torch.full((V + 1,), expected, device=self.device) if train.logq else None
-            return Negatives(candidates_TC[:, 1:], log_expected_V)
+            return candidates_TC[:, 1:]
         targets_T = candidates_TC[:, 0]
-        drawn = draw_negatives(targets_T.long(), V, train, None, self.feed.share_V)
+        drawn = draw_negatives(targets_T.long(), V, train, None)
         assert drawn is not None, "the full softmax has no negatives"
         if not train.shared_negatives:
-            candidates_TC[:, 1:] = drawn.items
+            candidates_TC[:, 1:] = drawn
             candidates_TC[:, 1:].masked_fill_(targets_T[:, None] == 0, 0)
         return drawn
 
-    def _score(self, x_TE: Tensor, tokens: Tokens, negatives: Negatives) -> Scored:
+    def _score(self, x_TE: Tensor, tokens: Tokens, negatives: Tensor) -> Scored:
         """The loss of the network's outputs: gathered where each token has negatives of its own, dense where not."""
         candidates_TC = tokens.candidates_TC
-        how = (self.unit_VE, tokens.weight, self.config.train.temperature, negatives.log_expected_V)
+        how = (self.unit_VE, tokens.weight, self.config.train.temperature)
         if not self.config.train.shared_negatives:
-            own = sampled_softmax(x_TE, candidates_TC, *how, self.backend)
+            own = sampled_softmax(x_TE, candidates_TC, *how, backend=self.backend)
             return Scored(own.loss_T, own.grad_x_TE, candidates_TC, own.coefs_TC, own.out_TE)
-        targets_T, items_N = candidates_TC[:, 0], negatives.items
+        targets_T, items_N = candidates_TC[:, 0], negatives
         shared = shared_softmax(x_TE, targets_T, items_N, *how)
         # A target's entry is a coefficient and an output, a shared negative's the whole row of its gradient.
         items = torch.cat((targets_T, items_N))

@@ -10,10 +10,8 @@ from typing import Any, TextIO
 
 from tqdm.auto import tqdm
 
-from trope.runs import write_text
+from trope.runs import LOG, TENSORBOARD, write_text
 from trope.train.checkpoint import TrainState
-
-NAME, TENSORBOARD = "log.jsonl", "tensorboard"
 
 
 class RunLog:
@@ -31,7 +29,7 @@ class RunLog:
         self._file: TextIO | None = None
         self._board: Any = None
         if active:
-            path = run / NAME
+            path = run / LOG
             if path.exists():
                 write_text(path, "".join(_lines_until(path, state)))
             self._file = path.open("a", encoding="utf-8")

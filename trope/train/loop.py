@@ -30,9 +30,9 @@ from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
 from trope.evaluate.evaluation import evaluate
 from trope.models.recommender import SequentialRecommender
-from trope.runs import METRICS, open_run, write_json
+from trope.runs import BEST, METRICS, REFIT, open_run, write_json
 from trope.train import checkpoint
-from trope.train.checkpoint import BEST, Checkpoints, TrainState
+from trope.train.checkpoint import Checkpoints, TrainState
 from trope.train.distributed import Group, process_group
 from trope.train.divergence import DivergenceGuard
 from trope.train.fused import FusedStep
@@ -41,7 +41,7 @@ from trope.train.optimizer import make_optimizer, set_learning_rates
 from trope.train.step import Feed, Objective, seed_for
 
 LOG_EVERY = 50
-REFIT = "refit"
+PLATEAU_FACTOR = 0.1  # the paper's: what the learning rate is multiplied by when validation stalls
 
 
 class Interrupted(Exception):
@@ -131,7 +131,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config)
         self._first_rates = [float(entry["lr"]) for entry in self.optimizer.param_groups]
         self.plateau = ReduceLROnPlateau(
-            self.optimizer, "max", factor=config.train.factor, patience=config.train.patience, threshold=0.0
+            self.optimizer, "max", factor=PLATEAU_FACTOR, patience=config.train.patience, threshold=0.0
         )
         # Only now, when everything could be made of this config, does a folder appear.
         if group.is_first and factors is None:

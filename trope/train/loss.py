@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,82 +28,55 @@ _DENSE = 32
 _PIECE = 1 << 28
 
 
-class Negatives(NamedTuple):
-    """Sampled items, and for logQ how often each item of the catalogue is expected among a token's negatives."""
-
-    items: Tensor  # [T, N]; [N] if all tokens share them
-    log_expected_V: Tensor | None  # [V+1]
-
-    def rows(self, first: int, last: int) -> Negatives:
-        """Those of the tokens from `first` until before `last`."""
-        return self if self.items.dim() == 1 else self._replace(items=self.items[first:last])
-
-
 def draw_negatives(
     targets_T: Tensor,
     num_items: int,
     config: TrainConfig,
     generator: torch.Generator | None,
-    share_V: Tensor | None = None,
-) -> Negatives | None:
-    """Negatives of a batch, uniform with replacement; None for the full softmax.
+) -> Tensor | None:
+    """Negatives of a batch, uniform with replacement: [T, N], or [N] if tokens share them; None for the full softmax.
 
     Args:
         targets_T: the next items of the whole batch, over which `negative_source = "batch"` draws; 0 is padding.
         generator: on the targets' device; None takes torch's own.
-        share_V: [V+1] each item's share of the training events; only logQ with negatives from the batch needs it.
     """
     if config.loss == "full":
         return None
     device = targets_T.device
     shape = (config.negatives,) if config.shared_negatives else (len(targets_T), config.negatives)
     if config.negative_source == "uniform":
-        items = torch.randint(1, num_items + 1, shape, generator=generator, device=device)
-        log_q_V = torch.full((num_items + 1,), -math.log(num_items), device=device)
-    else:
-        is_here_V = torch.zeros(num_items + 1, dtype=torch.int64, device=device).index_fill_(0, targets_T, 1)
-        is_here_V[:1].zero_()  # not `[0] = 0`, which copies from the CPU and so cannot be captured in a CUDA graph
-        # The k-th unique item is the first row by which k of them have been counted.
-        counts_V = is_here_V.cumsum(0)
-        unique = counts_V[-1]
-        places = (torch.rand(shape, generator=generator, device=device, dtype=torch.float64) * unique).long()
-        items = torch.searchsorted(counts_V, places + 1)
-        if not config.logq:
-            return Negatives(items, None)
-        if share_V is None:
-            raise ValueError("logq with negatives from the batch needs each item's share of the events; pass share_V")
-        # An item is drawn if one of the batch's events is of it, and then as often as every other unique item.
-        events = (targets_T != 0).sum()
-        log_q_V = torch.log(-torch.expm1(events * torch.log1p(-share_V))) - unique.log()
-    return Negatives(items, math.log(config.negatives) + log_q_V if config.logq else None)
+        return torch.randint(1, num_items + 1, shape, generator=generator, device=device)
+    is_here_V = torch.zeros(num_items + 1, dtype=torch.int64, device=device).index_fill_(0, targets_T, 1)
+    is_here_V[:1].zero_()  # not `[0] = 0`, which copies from the CPU and so cannot be captured in a CUDA graph
+    # The k-th unique item is the first row by which k of them have been counted.
+    counts_V = is_here_V.cumsum(0)
+    places = (torch.rand(shape, generator=generator, device=device, dtype=torch.float64) * counts_V[-1]).long()
+    return torch.searchsorted(counts_V, places + 1)
 
 
 def token_losses(
-    out_TE: Tensor, targets_T: Tensor, vectors_VE: Tensor, negatives: Negatives | None, temperature: float
+    out_TE: Tensor, targets_T: Tensor, vectors_VE: Tensor, negatives: Tensor | None, temperature: float
 ) -> Tensor:
     """-log softmax of each target's score among its candidates', float32 [T]; 0 where the target is 0 (padding).
 
-    A negative equal to the target is left out. With logQ a negative's score is lowered by the logarithm of how often
-    it is expected to be drawn, which makes their sum an unbiased estimate of the full softmax's denominator.
+    A negative equal to the target is left out.
 
     Args:
         out_TE: normalised outputs. vectors_VE: normalised item vectors, [V+1, E].
-        negatives: None compares with the whole catalogue.
+        negatives: [T, N], or [N] shared by all tokens; None compares with the whole catalogue.
     """
     query_TE = out_TE / temperature
     if negatives is None:
         return _in_pieces(_full_losses, query_TE, targets_T, vectors_VE, width=len(vectors_VE))
     positives_T1 = targets_T[:, None]
-    if negatives.items.dim() == 1:
+    if negatives.dim() == 1:
         positive_T1 = _candidate_scores(query_TE, positives_T1, vectors_VE)
-        negative_TN = (query_TE @ F.embedding(negatives.items, vectors_VE).T).float()
+        negative_TN = (query_TE @ F.embedding(negatives, vectors_VE).T).float()
     else:
-        candidates_TC = torch.cat((positives_T1, negatives.items), dim=1)
+        candidates_TC = torch.cat((positives_T1, negatives), dim=1)
         score_TC = _candidate_scores(query_TE, candidates_TC, vectors_VE)
         positive_T1, negative_TN = score_TC[:, :1], score_TC[:, 1:]
-    if negatives.log_expected_V is not None:
-        negative_TN = negative_TN - negatives.log_expected_V[negatives.items]
-    negative_TN = negative_TN.masked_fill(negatives.items == positives_T1, -math.inf)
+    negative_TN = negative_TN.masked_fill(negatives == positives_T1, -math.inf)
     losses_T = torch.cat((positive_T1, negative_TN), dim=1).logsumexp(dim=1) - positive_T1[:, 0]
     return losses_T.masked_fill(targets_T == 0, 0.0)
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from trope.config import Config
 from trope.kernels.table.reference import adamw
 from trope.models.recommender import SequentialRecommender
-from trope.rotary.trope import frequency_parameters
+from trope.rotary import frequency_parameters
 
+BETAS = (0.9, 0.98)  # the paper's
 _PIECE = 1 << 26  # most weights at once: what is in between takes memory too
 
 
@@ -70,11 +71,11 @@ def make_optimizer(model: SequentialRecommender, config: Config) -> torch.optim.
 
     groups: list[dict[str, Any]] = [{"params": rest, "lr": rate(train.lr), "weight_decay": train.weight_decay}]
     if frequencies:
-        groups.append({"params": frequencies, "lr": rate(train.frequency_lr), "weight_decay": 0.0})
+        groups.append({"params": frequencies, "lr": rate(train.lr), "weight_decay": 0.0})
     if is_rowwise:
         groups.append({"params": [table], "lr": rate(train.lr), "weight_decay": train.weight_decay})
     kind = RowwiseAdamW if is_rowwise else torch.optim.AdamW
-    return kind(groups, betas=(train.beta1, train.beta2), fused=True, capturable=is_cuda)
+    return kind(groups, betas=BETAS, fused=True, capturable=is_cuda)
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:

@@ -22,7 +22,7 @@ from trope.data.sequences import Batch, Sequences
 from trope.data.windows import Windows
 from trope.models.recommender import SequentialRecommender
 from trope.train.distributed import Group
-from trope.train.loss import Negatives, draw_negatives, token_losses
+from trope.train.loss import draw_negatives, token_losses
 
 
 def seed_for(seed: int, purpose: str, *numbers: int) -> int:
@@ -36,7 +36,7 @@ class Work(NamedTuple):
 
     batch: Batch
     places_T: Tensor  # the valid positions as indices into the flattened [B, L]
-    negatives: Negatives | None
+    negatives: Tensor | None  # see `draw_negatives`
     share: float  # one over the targets of the global batch; 0 where this process has no row of it
 
 
@@ -55,7 +55,6 @@ class Feed:
             raise ValueError(f"{data.path} has no user with two {what}; nothing can be learned from it")
         self.steps = math.ceil(len(self._lengths_W) / config.train.batch)
         self._generator = torch.Generator(data.device)
-        self.share_V = _item_shares(data) if config.train.logq else None
         self.following: Tensor | None = None  # the target of each event in this epoch, where it is not the next
         self._epoch = -1
 
@@ -90,11 +89,10 @@ class Feed:
         whole = batch if self.group.size == 1 else self.data.training_batch(windows, max_len, self.following)
         all_places = places_T if self.group.size == 1 else _valid_places(whole.lengths, ends[-1], max_len)
         self._generator.manual_seed(seed_for(train.seed, "negatives", step))
-        negatives = draw_negatives(
-            whole.targets.flatten()[all_places], self.data.num_items, train, self._generator, self.share_V
-        )
-        if negatives is not None:
-            negatives = negatives.rows(token_first, token_last)
+        targets_T = whole.targets.flatten()[all_places]
+        negatives = draw_negatives(targets_T, self.data.num_items, train, self._generator)
+        if negatives is not None and not train.shared_negatives:
+            negatives = negatives[token_first:token_last]
         return Work(batch, places_T, negatives, share)
 
     def _shuffle(self, epoch: int) -> None:
@@ -135,9 +133,3 @@ def _valid_places(lengths_B: Tensor, total: int, max_len: int) -> Tensor:
     row_T = torch.repeat_interleave(lengths_B, output_size=total)
     starts_B = lengths_B.cumsum(0) - lengths_B
     return torch.arange(total, device=lengths_B.device) - starts_B[row_T] + row_T * max_len
-
-
-def _item_shares(data: Sequences) -> Tensor:
-    """Each item's share of the training events, float32 [V+1]."""
-    counts_V = torch.bincount(data.items[data.first_events(data.train_end)].long(), minlength=data.num_items + 1)
-    return (counts_V / counts_V.sum()).float()

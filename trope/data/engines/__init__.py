@@ -1,1 +1,1 @@
-"""Engines that read the source and run the shared Ibis expressions: DuckDB and Spark."""
+"""Engines read the source and run the shared Ibis expressions: DuckDB, Spark, or the database that holds a table."""

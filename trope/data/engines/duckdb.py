@@ -14,8 +14,8 @@ import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, Read
-from trope.data.sources.source import Lookup, Source
+from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents
+from trope.data.sources.description import Lookup, Source
 
 # Most of a laptop's 8 GB; the process needs some beside DuckDB's own limit.
 _MEMORY = "5GB"
@@ -59,13 +59,13 @@ class DuckDB:
         self._run("SET preserve_insertion_order = false")
         return self._connection.create_table(f"kept_{next(self._numbers)}", table)
 
-    def read(self, source: Source) -> Read:
+    def read(self, source: Source) -> RawEvents:
         return self._read_parquet(source) if source.kind == "parquet" else self._read_text(source)
 
     def read_lookup(self, lookup: Lookup) -> ir.Table:
         return self._connection.read_parquet(lookup.path)
 
-    def _read_parquet(self, source: Source) -> Read:
+    def _read_parquet(self, source: Source) -> RawEvents:
         time = _identifier(source.columns.time)
         kind = pq.read_schema(source.files[0]).field(source.columns.time).type
         iso = source.time_unit == "iso" and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
@@ -82,9 +82,9 @@ class DuckDB:
             f"SELECT {columns}, (file_index::BIGINT << {ROW_BITS}) + file_row_number AS place "
             f"FROM read_parquet({_listed(source)})"
         )
-        return Read(table, "us" if iso or pa.types.is_temporal(kind) else source.time_unit)
+        return RawEvents(table, "us" if iso or pa.types.is_temporal(kind) else source.time_unit)
 
-    def _read_text(self, source: Source) -> Read:
+    def _read_text(self, source: Source) -> RawEvents:
         """Load text files into a table: its row numbers are the rows' order, which a CSV scan alone does not give."""
         self._run("SET preserve_insertion_order = true")
         name = f"text_{next(self._numbers)}"
@@ -99,7 +99,7 @@ class DuckDB:
             f"SELECT t.* EXCLUDE (file) {replaced}, "
             f"(t.file::BIGINT << {ROW_BITS}) + t.rowid - f.first AS place FROM {name} t JOIN {first} f USING (file)"
         )
-        return Read(table, "us" if iso else source.time_unit, rejected, renumber=True)
+        return RawEvents(table, "us" if iso else source.time_unit, rejected, renumber=True)
 
     def _csv_scan(self, source: Source) -> str:
         fields = ", ".join(f"{_quoted(field)}: 'VARCHAR'" for field in source.fields)

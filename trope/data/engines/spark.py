@@ -16,8 +16,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, Read
-from trope.data.sources.source import Lookup, Source
+from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents
+from trope.data.sources.description import Lookup, Source
 
 _BROKEN = "_broken"
 
@@ -68,13 +68,13 @@ class Spark:
         kept.count().to_pyarrow()  # Spark caches when first asked
         return kept
 
-    def read(self, source: Source) -> Read:
+    def read(self, source: Source) -> RawEvents:
         return self._read_parquet(source) if source.kind == "parquet" else self._read_text(source)
 
     def read_lookup(self, lookup: Lookup) -> ir.Table:
         return self._table(self._session.read.parquet(str(lookup.path)))
 
-    def _read_parquet(self, source: Source) -> Read:
+    def _read_parquet(self, source: Source) -> RawEvents:
         frame = self._session.read.parquet(*map(str, source.files))
         kind = pq.read_schema(source.files[0]).field(source.columns.time).type
         chosen = {role: F.col(f"`{column}`") for role, column in source.columns.used().items()}
@@ -92,9 +92,9 @@ class Spark:
             F.col("_metadata.row_index").alias("row"),
         ).join(F.broadcast(files), "path")
         frame = frame.withColumn("place", _place(F.col("file"), F.col("row"))).drop("path", "file", "row")
-        return Read(self._table(frame), "us" if iso or pa.types.is_temporal(kind) else source.time_unit)
+        return RawEvents(self._table(frame), "us" if iso or pa.types.is_temporal(kind) else source.time_unit)
 
-    def _read_text(self, source: Source) -> Read:
+    def _read_text(self, source: Source) -> RawEvents:
         frame = self._csv(source) if source.kind == "csv" else self._json(source)
         frame = frame.select(
             "*",
@@ -112,7 +112,7 @@ class Spark:
         if source.kind == "csv":
             frame = frame.filter(F.col(_BROKEN).isNull())
         table = self._table(frame.select(*(column.alias(role) for role, column in chosen.items()), "place"))
-        return Read(table, "us" if iso else source.time_unit, rejected)
+        return RawEvents(table, "us" if iso else source.time_unit, rejected)
 
     def _csv(self, source: Source) -> DataFrame:
         schema = ", ".join(f"`{field}` string" for field in (*source.fields, _BROKEN))

@@ -1,4 +1,4 @@
-"""What temporal structure a prepared dataset has: measured, then shown in the terminal or as one HTML page."""
+"""Measures the temporal structure of a prepared dataset; `trope.figures.inspect` shows it."""
 
 from trope.data.inspect.calendar import CalendarSignal
 from trope.data.inspect.measure import Report, inspect

@@ -1,4 +1,4 @@
-"""How much the calendar tells about the item, cleared of chance and of drift.
+"""How much the item tells about the calendar, with chance and drift removed.
 
 For each cycle (day, week, year) the events' phases are put in bins, and two shares of the bins' entropy are measured:
 
@@ -7,7 +7,7 @@ For each cycle (day, week, year) the events' phases are put in bins, and two sha
 - `repeating`: what an item's profile over the phase, learned from every other cycle, tells about the cycles in between.
   Drift does not survive this; it is what a model that knows the calendar can use at a later date.
 
-Both are measured again with the bins permuted, and what chance explains is subtracted.
+Both are measured again with the bins permuted; the result, which is due to chance, is subtracted.
 """
 
 from __future__ import annotations

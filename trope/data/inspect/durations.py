@@ -1,4 +1,4 @@
-"""Durations on a logarithmic scale with the names people use."""
+"""Histograms of durations: bins on a logarithmic scale, summed by unit (seconds, minutes, … years)."""
 
 from __future__ import annotations
 
@@ -44,15 +44,3 @@ def median(counts: NDArray[np.int64]) -> float:
     low, high = EDGES[at - 1], EDGES[min(at, len(EDGES) - 1)]
     inside = (total / 2 - reached[at - 1]) / counts[at]
     return float(low * (high / low) ** inside)
-
-
-def say(seconds: float) -> str:
-    """Return a duration as people say it, e.g. `3.2 days`."""
-    if np.isnan(seconds):
-        return "none"
-    if seconds < 1:
-        return "0 seconds"
-    sizes = (1, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR)
-    index = int(np.searchsorted(sizes, seconds, side="right")) - 1
-    amount = seconds / sizes[index]
-    return f"{amount:.1f} {UNITS[index + 1]}" if amount < 9.95 else f"{amount:.0f} {UNITS[index + 1]}"

@@ -1,4 +1,4 @@
-"""Measure a prepared dataset in one pass over its memory-mapped events, a piece of users at a time."""
+"""Measure a prepared dataset in one pass over its memory-mapped events, one range of users at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLE = 2_000_000
 RUN = 1 << 14
 """Events of neighbouring users that enter the sample together."""
 SAMPLE_ITEMS = 5_000
-"""Only the most popular items enter the calendar signals; rarer ones add chance, not knowledge."""
+"""The calendar signals use only the most popular items; rarer items add noise."""
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import numpy as np
 from numpy.typing import NDArray
 
 from trope.data.inspect import durations
 from trope.data.inspect.measure import Report
+from trope.times import say_day, say_roughly
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
-
-def day(seconds: int) -> str:
-    """Return the UTC date of a Unix time, e.g. `5 Jan 2015`."""
-    moment = datetime.fromtimestamp(seconds, UTC)
-    return f"{moment.day} {MONTHS[moment.month - 1]} {moment.year}"
 
 
 def percent(share: float) -> str:
@@ -34,9 +27,9 @@ def key_figures(report: Report) -> list[tuple[str, str]]:
         ("users", f"{report.users:,}"),
         ("items", f"{report.items:,}"),
         ("events", f"{report.events:,}"),
-        ("time span", f"{day(report.first)} to {day(report.last)} ({durations.say(report.last - report.first)})"),
+        ("time span", f"{say_day(report.first)} to {say_day(report.last)} ({say_roughly(report.last - report.first)})"),
         ("events per user", _quantiles(report.lengths, "{:,.0f}")),
-        ("gap to next event", f"median {durations.say(durations.median(report.gaps))}"),
+        ("gap to next event", f"median {say_roughly(durations.median(report.gaps))}"),
         ("repeats", f"{percent(report.repeats)} of events are items that the user had before"),
         ("ties", f"{percent(report.ties)} of events share their second with another of the same user"),
         ("popularity", f"the top 1 % of items has {percent(report.popularity[:top].sum() / report.events)} of events"),
@@ -84,7 +77,7 @@ def _lifetime(report: Report) -> str:
     lived = report.lifetimes[-int((report.popularity > 1).sum()) :] if report.popularity[0] > 1 else np.empty(0)
     single = percent(float((report.popularity == 1).mean()))
     median = float(np.median(lived)) if len(lived) else float("nan")
-    return f"median {durations.say(median)} from first to last event; {single} of items have one event only"
+    return f"median {say_roughly(median)} from first to last event; {single} of items have one event only"
 
 
 def _quantiles(values: NDArray[np.int64], form: str) -> str:

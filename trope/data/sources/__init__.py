@@ -1,1 +1,1 @@
-"""Where events come from: files, warehouse tables and public datasets by name."""
+"""Sources of events: files, tables in a database, and public datasets by name."""

@@ -15,7 +15,8 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trope.data.sources.source import Columns, Counts, Lookup, Source, check, expand, from_files, kind_of
+from trope.data.sources.description import Columns, Counts, Lookup, Source
+from trope.data.sources.files import check_columns, find_files, from_files, kind_of
 
 PAPER = {
     "ml-20m": Counts(138_493, 26_744, 20_000_263),
@@ -47,7 +48,7 @@ def movielens_1m(raw: Path) -> Source:
         quote="",
         names=(lambda: _dat_names(movies)) if movies.is_file() else None,
     )
-    return check(source)
+    return check_columns(source)
 
 
 def movielens_20m(raw: Path) -> Source:
@@ -155,7 +156,7 @@ def named(name: str, raw: Path | None, level: str) -> Source | None:
 def _find(raw: Path, names: list[str], source: str) -> Path:
     """The first of `names` in folder `raw`, or `raw` itself where it is a file."""
     if raw.is_file():
-        return expand(str(raw))[0]
+        return find_files(str(raw))[0]
     for name in names:
         if (raw / name).is_file():
             return (raw / name).absolute()

@@ -1,4 +1,4 @@
-"""What the user typed becomes a `Source`: a public dataset's name, a connection URL, or a path."""
+"""Turn what the user typed into a `Source`: the name of a public dataset, a connection URL, or a path."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trope.data.sources.description import Columns, Source
+from trope.data.sources.files import check_columns, find_files, from_files, kind_of
 from trope.data.sources.published import NAMES, named
-from trope.data.sources.source import Columns, Source, check, expand, from_files, kind_of
 
 SHOP = "calendar-shop"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A source as given on the command line; None leaves the source's own choice.
+    """A source as given on the command line; None means the source's own default.
 
     text: a name such as `ml-20m`, an Ibis URL such as `postgres://host/db`, a file, a folder or a glob.
     raw: where a named dataset's published files are. level: `product` or `type`, for `complete-journey`.
@@ -33,7 +34,7 @@ class Request:
     time_unit: str | None = None
 
     def columns(self, default: Columns) -> Columns:
-        """The columns asked for, the rest from `default`."""
+        """The columns asked for; the others are those of `default`."""
         asked = {
             "user": self.user_col,
             "item": self.item_col,
@@ -45,33 +46,33 @@ class Request:
 
 
 def resolve(request: Request) -> Source:
-    """The source that a request means; files are looked up and their columns checked."""
+    """The source that a request names; its files are found and their columns checked."""
     unit: dict[str, Any] = {} if request.time_unit is None else {"time_unit": request.time_unit}
     if "://" in request.text:
         if request.table is None:
             raise ValueError(f"{_without_password(request.text)} is a connection; say which table with --table")
         columns = request.columns(Columns())
         source = Source(_without_password(request.text), "table", columns, url=request.text, table=request.table)
-        return check(replace(source, **unit))
+        return check_columns(replace(source, **unit))
     if request.text == SHOP:
         if request.raw is None:
             raise ValueError(f"{SHOP} is generated first: `trope generate --out FOLDER`, then pass --raw FOLDER")
         columns = request.columns(Columns(basket="basket"))
-        return from_files(SHOP, expand(str(request.raw)), columns, **unit)
+        return from_files(SHOP, find_files(str(request.raw)), columns, **unit)
     source_or_none = named(request.text, request.raw, request.level)
     if source_or_none is not None:
-        return check(replace(source_or_none, columns=request.columns(source_or_none.columns), **unit))
+        return check_columns(replace(source_or_none, columns=request.columns(source_or_none.columns), **unit))
     if request.raw is not None:
         raise ValueError(f"--raw is for datasets known by name, and {request.text!r} is not one; give the path itself")
     where = Path(request.text)
     name = where.name if where.name not in ("", "..") else where.resolve().name or request.text
-    return from_files(name, _expand(request.text), request.columns(Columns()), **unit)
+    return from_files(name, _find_or_suggest(request.text), request.columns(Columns()), **unit)
 
 
-def _expand(text: str) -> tuple[Path, ...]:
-    """The files of a path; where there are none and it could be meant as a name, the error lists the names."""
+def _find_or_suggest(text: str) -> tuple[Path, ...]:
+    """The files of a path. If there are none and the text could be a name, the error lists the known datasets."""
     try:
-        return expand(text)
+        return find_files(text)
     except FileNotFoundError as error:
         path = Path(text)
         if path.exists() or path.name != text or kind_of(path):
@@ -82,6 +83,6 @@ def _expand(text: str) -> tuple[Path, ...]:
 
 
 def _without_password(url: str) -> str:
-    """A URL fit for messages and `meta.json`."""
+    """The URL without user and password, for messages and `meta.json`."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rsplit('@', 1)[-1]}"

@@ -1,4 +1,4 @@
-"""The report of an ablation, in the format of the paper's Table 3: each row's relative change from the full model."""
+"""The report of an ablation in the format of the paper's Table 3: each row's relative change from the full model."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ def ablation_page(
     common: Sequence[str],
     resamples: int,
 ) -> Page:
-    """Everything that `trope ablate` found; the first system is the full model."""
+    """The report of `trope ablate`; the first system is the full model."""
     finished = [row for row in rows if row.variant.name in trained.values]
     full, sections = finished[0], []
     for table, title in TITLES.items():
         shown = [full, *(row for row in finished[1:] if row.table == table)]
         if len(shown) > 1:
             read = (
-                "Percent, mean ± standard deviation over seeds; best bold. Beside it the relative change from the "
-                "full model, starred where its interval leaves out 0. "
+                "Percent, mean ± standard deviation over seeds; the best is bold. After it stands the relative change "
+                "from the full model, with a star where the interval of the difference does not contain 0. "
             )
             sections.append(Section(title, read + NOTES[table], _changes(trained, comparison, shown, baselines)))
-            text = "Difference in points with its 95 % interval; a star where that leaves out 0."
+            text = (
+                "Difference in percentage points with its 95 % interval; a star where the interval does not contain 0."
+            )
             sections.append(Section(f"{title}: against {full.label}", text, _intervals(comparison, shown)))
     labels = {row.variant.name: numbered(row) for row in finished}
     shown_variants = [(labels[each.name], each) for each in trained.variants if each.name in labels]
@@ -57,13 +59,13 @@ def ablation_page(
     if asked.hit == "HR":
         summary += "Every user has one positive, so Recall@K is HR@K. "
     if trained.data.protocol.name != "holdout":
-        summary += "The paper's own ablation is on a one-day holdout (`trope prepare --protocol holdout`)."
+        summary += "The paper's own ablation uses a one-day holdout (`trope prepare --protocol holdout`)."
     title = f"{trained.data.path.name}: ablation of T-RoPE"
     return Page(title, summary.strip(), facts(trained, common, resamples), sections, run_warnings(trained))
 
 
 def numbered(row: Row) -> str:
-    """The label, with the paper's number where it has one: texts speak of rows by number."""
+    """The label; a row of the paper has its number, by which texts refer to it."""
     return f"{ROWS.index(row) + 1}. {row.label}" if row.table == "paper" else row.label
 
 

@@ -1,4 +1,4 @@
-"""The popularity baselines of a report, ranked once for a dataset and kept in baselines.json beside the runs."""
+"""The popularity baselines of a report. They are ranked once for a dataset and kept in baselines.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "baselines.json"
 
 
 def baseline_metrics(data: Sequences, config: Config, out: Path, device: str) -> dict[str, dict[str, float]]:
-    """Test metrics of the baselines as fractions, ranked as the config says."""
+    """Test metrics of the baselines, as fractions; config: how they are ranked."""
     about = asdict(About.of(data, "test", config))
     path = out / NAME
     if path.is_file():

@@ -1,4 +1,4 @@
-"""The report of a comparison, in the format of the paper's main table: best bold, second underlined, relative gain.
+"""The report of a comparison in the format of the paper's main table: best bold, second underlined, relative gain.
 
 Shapes: S systems (models), M metrics.
 """
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.config import preset
 from trope.evaluate.compare import Comparison
 from trope.evaluate.metrics import CUTOFFS, Floats, Interval
 from trope.experiments.pool import Variant
@@ -22,13 +21,14 @@ from trope.experiments.report.markdown import to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section, Tone
 from trope.experiments.train_many import Trained
 from trope.runs import write_text
+from trope.settings import preset
 
 MARKDOWN, HTML = "report.md", "report.html"
 Baselines = dict[str, dict[str, float]]
 
 
 def write_report(page: Page, out: Path) -> list[Path]:
-    """report.md and report.html in a folder."""
+    """Write report.md and report.html into a folder; returns their paths."""
     texts = {out / MARKDOWN: to_markdown(page), out / HTML: to_html(page)}
     for path, text in texts.items():
         write_text(path, text)
@@ -38,7 +38,7 @@ def write_report(page: Page, out: Path) -> list[Path]:
 def comparison_page(
     trained: Trained, comparison: Comparison, baselines: Baselines, common: Sequence[str], resamples: int
 ) -> Page:
-    """Everything that `trope compare` found; the first system is the reference."""
+    """The report of `trope compare`; the first system is the reference."""
     asked = ranked(trained)
     metrics = [f"{kind}@{k}" for kind in (asked.hit, "NDCG") for k in CUTOFFS] + ["MRR"]
     columns = [comparison.metrics.index(metric) for metric in metrics]
@@ -48,19 +48,19 @@ def comparison_page(
     sections = [
         Section(
             "Results",
-            "Percent, mean ± standard deviation over seeds. Best bold, second best underlined, behind the best its "
-            f"relative gain over the second; a star where that gain's interval leaves out 0. {_hit(asked.hit)} The "
-            "last rows are popularity, for which nothing is trained and which is not marked.",
+            "Percent, mean ± standard deviation over seeds. The best is bold, the second best underlined. After the "
+            "best stands its relative gain over the second, with a star where the interval of the difference does not "
+            f"contain 0. {_hit(asked.hit)} The last rows rank by popularity; they are not marked.",
             _results(trained, comparison, baselines, metrics, columns),
         ),
         Section(
             f"Against {names[0]}, the reference",
-            "Difference in points with its 95 % interval; a star where that leaves out 0.",
+            "Difference in percentage points with its 95 % interval; a star where the interval does not contain 0.",
             _differences(comparison, metrics, columns, np.zeros_like(best)),
         ),
         Section(
             "Against the second best",
-            "The same against the model that came second in each metric, named under it.",
+            "The same difference from the model that is second in each metric. The header names it.",
             _differences(comparison, metrics, columns, second, name_others=True),
         ),
         definitions([(each.name, each) for each in trained.variants if each.name in trained.values], common),
@@ -78,7 +78,7 @@ def comparison_page(
 
 
 def relative(new: float, old: float) -> str:
-    """A relative change in percent; none from zero."""
+    """A relative change in percent; empty where the old value is 0."""
     return f"{100 * (new / old - 1):+.1f} %" if old > 0 else ""
 
 
@@ -88,41 +88,43 @@ def over_seeds(lines: Sequence[dict[str, Any]], name: str, metric: str) -> Float
 
 
 def mean_and_deviation(lines: Sequence[dict[str, Any]], name: str, metric: str) -> str:
-    """In percent; one seed has no deviation."""
+    """A metric in percent with its standard deviation over seeds; one seed has none."""
     values = 100 * over_seeds(lines, name, metric)
     return f"{values.mean():.2f}" + (f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else "")
 
 
 def difference(interval: Interval, column: int) -> Cell:
-    """A difference in points and its interval."""
+    """A difference in percentage points and its interval."""
     mean, low, high = (100 * float(bound[column]) for bound in interval)
     return Cell(f"{mean:+.2f}", f"{low:+.2f} .. {high:+.2f}", tone=tone(interval, column))
 
 
 def tone(interval: Interval, column: int) -> Tone:
-    """Good or bad news, or neither when zero lies in the interval."""
+    """Better or worse; empty where the interval contains 0."""
     if not interval.significant[column]:
         return ""
     return "better" if interval.mean[column] > 0 else "worse"
 
 
 def definitions(variants: Sequence[tuple[str, Variant]], common: Sequence[str]) -> Section:
-    """What each row is; variants: with their labels, and with the common settings first."""
+    """The definition of each row; variants: label and variant, whose settings begin with the common ones."""
     rows = []
     for label, variant in variants:
         own = " ".join(variant.settings[len(common) :]) or "none"
         rows.append([Cell(label), Cell(f"{variant.name}-seed*"), Cell(variant.model), Cell(own)])
-    header = [Cell(text) for text in ("row", "run folders", "preset", "settings of its own")]
-    return Section("What each row is", "A preset and settings, and nothing else.", Grid(header, rows, numbers=False))
+    header = [Cell(text) for text in ("row", "run folders", "preset", "own settings")]
+    return Section(
+        "What each row is", "Each row is a preset with settings of its own.", Grid(header, rows, numbers=False)
+    )
 
 
 def seconds_per_epoch(line: dict[str, Any]) -> float:
-    """Of a line of results.jsonl; a refit has as many epochs more as validation chose."""
+    """From a line of results.jsonl. A refit trains as many epochs more as validation chose."""
     return float(line["seconds"] / (line["epochs"] + (line["best_epoch"] if line.get("refit") else 0)))
 
 
 def training_section(trained: Trained) -> Section:
-    """How long and how far each variant was trained."""
+    """Epochs, validation and time of each variant."""
     rows = []
     for variant in trained.variants:
         lines = [line for line in trained.lines if line["name"] == variant.name]
@@ -133,23 +135,23 @@ def training_section(trained: Trained) -> Section:
             valid = np.mean([100 * line["valid"][criterion] for line in lines])
             rows.append([Cell(text) for text in (variant.name, *shown, criterion, f"{valid:.2f}", f"{pace:.2f}")])
     header = ["model", "best epoch, by seed", "epochs trained", "criterion", "validation, %", "seconds per epoch"]
-    text = "Seconds include validation, and runs that were trained side by side shared the machine."
+    text = "Seconds include validation. Runs that were trained at the same time shared the machine."
     return Section("Training", text, Grid([Cell(text) for text in header], rows))
 
 
 def run_warnings(trained: Trained) -> list[str]:
-    """Runs that are missing, with their reason."""
+    """Failed and missing runs, and a comparison with one seed."""
     failed = [f"{name} failed: {reason}" for name, reason in trained.failures]
     asked, first = trained.variants[0].name, next(iter(trained.values))
     if asked != first:
-        failed.append(f"{asked}, the reference, has no finished run; differences are from {first}")
+        failed.append(f"{asked}, the reference, has no finished run; the reference is {first} instead")
     missing = len(trained.runs) - len(trained.lines)
     if missing:
         failed.append(
-            f"{missing} of {len(trained.runs)} runs are missing from the means; the same command tries them again"
+            f"{missing} of {len(trained.runs)} runs are missing from the means; the same command trains them again"
         )
     if len({run.seed for run in trained.runs}) == 1:
-        failed.append("one seed: differences between two trainings of the same model are not in these numbers")
+        failed.append("there is one seed, so these numbers do not show how much two trainings of one model differ")
     return failed
 
 
@@ -194,15 +196,15 @@ def _differences(
 
 def _hit(hit: str) -> str:
     if hit == "HR":
-        return "HR@K: the user's one positive is among the first K."
-    return "Recall@K: users have several positives; the share of them among the first K."
+        return "HR@K: share of users whose positive is among the first K."
+    return "Recall@K: share of a user's positives among the first K."
 
 
 def _popular(comparison: Comparison, baselines: Baselines, metrics: list[str], columns: list[int]) -> list[str]:
-    """A model that popularity beats is news that no mark would show."""
+    """Baselines that beat every model; the marks of the table do not show that."""
     said = []
     for name, values in baselines.items():
         ahead = [m for m, c in zip(metrics, columns, strict=True) if values[m] > comparison.means[:, c].max()]
         if ahead:
-            said.append(f"{name!r} is better than every model in {', '.join(ahead)}")
+            said.append(f"the baseline {name!r} is better than every model in {', '.join(ahead)}")
     return said

@@ -1,4 +1,4 @@
-"""A report as Markdown; the second best is underlined with HTML's <u>, since Markdown has no underline."""
+"""A report as Markdown. The second best is underlined with HTML's <u>: Markdown has no underline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trope.experiments.report.page import Cell, Grid, Page
 def to_markdown(page: Page) -> str:
     """The whole page, ending in a newline."""
     parts = [f"# {_escape(page.title)}", _escape(page.summary)]
-    parts += [f"> **Mind:** {_escape(warning)}" for warning in page.warnings]
+    parts += [f"> **Warning:** {_escape(warning)}" for warning in page.warnings]
     for section in page.sections:
         parts += [f"## {_escape(section.title)}", _escape(section.text), _table(section.grid)]
     facts = "\n".join(f"- **{_escape(label)}:** {_escape(what)}" for label, what in page.facts)
@@ -31,7 +31,7 @@ def _cell(cell: Cell) -> str:
 
 
 def _escape(text: str) -> str:
-    """What would otherwise be markup: emphasis, cells, tags."""
+    """Text whose signs for emphasis, cells and tags are escaped."""
     for sign in ("\\", "*", "_", "|", "<", "`"):
         text = text.replace(sign, f"\\{sign}")
     return text

@@ -1,4 +1,4 @@
-"""What a report consists of, before it is Markdown or HTML: facts, tables of marked cells, and what to mind."""
+"""What a report consists of, before it becomes Markdown or HTML: tables of marked cells, facts and warnings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Tone = Literal["", "better", "worse"]
 class Cell:
     """One cell of a table.
 
-    text: what it says. note: smaller, behind it. mark: the paper's bold for the best, underline for the second.
-    tone: whether the note is good or bad news beyond chance.
+    text: the value. note: printed smaller, after the value. mark: bold for the best and underlined for the second, as
+    in the paper. tone: better or worse where the difference in the note is significant.
     """
 
     text: str
@@ -33,7 +33,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, what to know to read the table, and the table."""
+    """A heading, how to read the table, and the table."""
 
     title: str
     text: str
@@ -42,7 +42,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report; facts: (label, what) in the order to read them."""
+    """A whole report; facts: (label, sentence), how the numbers were measured."""
 
     title: str
     summary: str

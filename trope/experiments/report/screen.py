@@ -1,4 +1,4 @@
-"""A report's table on the terminal."""
+"""Tables of a comparison on the terminal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,42 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trope.evaluate.compare import Comparison
+from trope.evaluate.metrics import Interval
 from trope.experiments.report.page import Cell, Section
 
+FEW_SYSTEMS = 3
+"""With more systems only the main metrics are printed."""
+MAIN_METRICS = ("HR@10", "NDCG@10", "Recall@50", "MRR")
 _MARKS = {"best": "bold", "second": "underline"}
 _FILE_WIDTH = 140
 
 
+def show_comparison(comparison: Comparison, title: str, console: Console | None = None) -> None:
+    """Print a line for each metric and system; of many systems only the main metrics."""
+    reference = comparison.systems[0].name
+    shown = MAIN_METRICS if len(comparison.systems) > FEW_SYSTEMS else comparison.metrics
+    table = Table(title=title, title_justify="left", box=None)
+    for heading in ("metric", "run", "mean", "interval", "difference", "interval"):
+        # On a narrow terminal long names are folded and numbers stay whole.
+        table.add_column(heading, justify="right" if heading in ("mean", "difference") else "left")
+        table.columns[-1].overflow, table.columns[-1].no_wrap = "fold", heading != "run"
+    for row, metric in enumerate(comparison.metrics):
+        for system in comparison.systems if metric in shown else []:
+            cells = [metric if system.difference is None else "", system.name, *_cells(system.values, row)]
+            if system.difference is not None:
+                mean, bounds = _cells(system.difference, row, sign="+")
+                cells += [mean, f"{bounds} *" if system.difference.significant[row] else bounds]
+            table.add_row(*cells)
+    console = console or screen()
+    console.print(table)
+    console.print(f"\ndifference: from {reference}; * its interval does not contain 0")
+    if len(shown) < len(comparison.metrics):
+        console.print(f"{len(shown)} of {len(comparison.metrics)} metrics are shown; --json writes all")
+
+
 def show_section(section: Section, under: str, console: Console | None = None) -> None:
-    """Print a section's table, without deviations, for which a screen is too narrow; a star is beyond chance.
+    """Print the table of a section. Standard deviations are left out: a screen is too narrow for them.
 
     under: what the second line of a cell is.
     """
@@ -26,11 +54,11 @@ def show_section(section: Section, under: str, console: Console | None = None) -
         table.add_row(*map(_text, row))
     console = console or screen()
     console.print(table)
-    console.print(Text(f"\nsecond lines: {under}; * where its interval leaves out 0", "dim"))
+    console.print(Text(f"\nsecond lines: {under}; * its interval does not contain 0", "dim"))
 
 
 def screen() -> Console:
-    """Where tables are printed: as wide as the terminal; a file has room for whole names."""
+    """A console as wide as the terminal, or wide enough for whole names where the output is a file."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=max(console.width, _FILE_WIDTH))
 
@@ -39,3 +67,9 @@ def _text(cell: Cell) -> Text:
     text = Text(cell.text.partition(" ± ")[0], _MARKS.get(cell.mark, ""))
     note = cell.note + (" *" if cell.tone else "")
     return text.append(f"\n{note}", "dim") if note else text
+
+
+def _cells(interval: Interval, row: int, sign: str = "") -> list[str]:
+    """A mean and its interval in percent."""
+    mean, low, high = (f"{100 * bound[row]:{sign}.2f}" for bound in interval)
+    return [mean, f"{low} .. {high}"]

@@ -1,41 +1,29 @@
 """HSTU's attention over flat tokens: the one place that decides which implementation runs.
 
-The reference is in attention/reference.py, the kernels in attention/triton.py (forward) and attention/backward.py.
+reference.py is the ground truth. triton.py is the fused forward and backward.py its backward; bias_gradient.py and
+runs.py sum the gradients of the bias weights. arguments.py names every kernel argument, tiles.py holds the shared
+device functions.
 
 Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time buckets.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
-from trope.kernels.attention import reference as attention_reference
-from trope.kernels.attention.reference import time_buckets
+from trope.kernels.attention import reference
+from trope.kernels.attention.gaps import Gaps
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.sequence_bounds import SequenceBounds
 
+__all__ = ["Gaps", "hstu_attention", "time_gaps"]
+
 # Buckets of all pairs (a byte each, for all blocks) and the bias of all pairs (for all heads of a block) are kept where
-# they fit in this many bytes, and formed tile by tile inside the kernels where they do not: memory is linear in the
-# length, and short sequences do not pay for that.
+# they fit in this many bytes. Elsewhere the kernels form them tile by tile, so memory is linear in the length, and
+# short sequences do not pay for that. 256 MiB keeps both at batch 128 and 512 positions; the budget itself was not
+# tuned.
 CACHE_BYTES = 1 << 28
-
-
-class Gaps(NamedTuple):
-    """Times between queries and keys, shared by all blocks of a forward.
-
-    times_T, query_times_T: int64 seconds. last: the last bucket, for everything longer.
-    buckets: of every pair, if kept: int64 [B, L, L] for the reference, uint8 for the kernel.
-    runs: of the kernel's buckets, if there will be a backward (attention/runs.py).
-    """
-
-    times_T: Tensor
-    query_times_T: Tensor
-    last: int
-    buckets: Tensor | None
-    runs: Any = None
 
 
 def time_gaps(
@@ -48,14 +36,14 @@ def time_gaps(
         else:
             places_BL, _ = bounds.places()
             times, looking_from = times_T[places_BL], query_times_T[places_BL]
-        return Gaps(times_T, query_times_T, last, time_buckets(looking_from, times, last))
-    from trope.kernels.attention import runs as attention_runs
-    from trope.kernels.attention import triton as attention_triton
+        return Gaps(times_T, query_times_T, last, reference.time_buckets(looking_from, times, last))
+    from trope.kernels.attention.runs import cache_runs  # only now: CPU users need no Triton
+    from trope.kernels.attention.triton import cache_buckets
 
     if last > 255 or len(bounds.lengths_B) * bounds.max_len**2 > CACHE_BYTES:
         return Gaps(times_T, query_times_T, last, None)
-    buckets = attention_triton.cache_buckets(times_T, query_times_T, bounds, last)
-    runs = attention_runs.cache_runs(buckets, bounds) if torch.is_grad_enabled() else None
+    buckets = cache_buckets(times_T, query_times_T, bounds, last)
+    runs = cache_runs(buckets, bounds) if torch.is_grad_enabled() else None
     return Gaps(times_T, query_times_T, last, buckets, runs)
 
 
@@ -82,7 +70,7 @@ def hstu_attention(
         raise ValueError("the time bias needs both its weights and the gaps between times, or neither")
     if resolve_backend(backend, q_THD) == "torch":
         buckets = None if gaps is None else gaps.buckets
-        return attention_reference.attention(q_THD, k_THD, v_THD, bounds, n, position, time, buckets)
+        return reference.attention(q_THD, k_THD, v_THD, bounds, n, position, time, buckets)
     from trope.kernels.attention.op import FusedAttention
 
     return FusedAttention.apply(q_THD, k_THD, v_THD, bounds, n, position, time, gaps, CACHE_BYTES)

@@ -6,7 +6,16 @@ slices of a fixed budget, so memory stays linear in the length. From a strip:
 - by distance: entries of one distance lie one step apart in neighbouring rows, so rows are added up, read backwards;
 - by bucket: sorted times make a row's buckets runs, so the sum over buckets >= k is the row's prefix sum where the run
   of k ends (attention/runs.py). Unsorted times take one masked sum per bucket.
-No atomics: what each program leaves is small, and is summed in a fixed order.
+No atomics: each program writes a small partial sum, and the partial sums are added in a fixed order.
+
+Arguments that attention/arguments.py does not explain:
+
+- p_ds: the gradient of the scores that the key kernel kept, [B, H, S keys, S queries].
+- p_strips: float32 [units, BLOCK, S]. A unit is a tile of queries of one sequence; units are numbered through all
+  sequences, TILES to a sequence, and `first` is the number of the slice's first unit. UNITS: units of the slice.
+- p_counts, p_singles: the runs (attention/runs.py) if COUNTED.
+- p_partial: by bucket [B * TILES, BLOCK_K + RUNS], by distance [parts, s_partial]; `i_part` is the slice's first part.
+- p_d_time [K + 1], p_d_position [2 * max_len - 1]: the results. R: partial rows to add up.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: B sequences, L positions, S = row_stride(L), H heads, D head dim, K time buckets.
@@ -21,30 +30,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trope.kernels.attention import runs as attention_runs
+from trope.kernels.attention import runs
+from trope.kernels.attention.arguments import Bias, block_of, bounds_pointers, row_stride, strides, tile
 from trope.kernels.attention.runs import find_runs, pair_of, sum_runs
-from trope.kernels.attention.triton import (
-    Bias,
-    load_buckets,
-    load_tile,
-    row_stride,
-    score_gradient,
-    shared_arguments,
-    sheet_strides,
-    tile,
-    unit_tile,
-)
+from trope.kernels.attention.tiles import BiasInputs, Pairs, load_buckets, load_tile, score_gradient, unit_tile
 from trope.kernels.sequence_bounds import SequenceBounds
 
-STRIP_BYTES = 1 << 28  # of a slice of strips
-ROWS = 256  # of strips that a program of the distance kernel adds up; fixed, so that sums do not depend on the GPU
+# Bytes of a slice of strips. Not tuned: one slice holds all of `shop` (128 x 512 x 512 float32 is half of it).
+STRIP_BYTES = 1 << 28
+# Rows of strips that a program of the distance kernel adds up. Fixed, so that sums do not depend on the GPU; not tuned.
+ROWS = 256
 
 
 @triton.jit
 def _sum_kernel(
     p_ds, p_strips, p_lengths, s_row, first, TILES, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a strip from the gradients that were kept for each head."""
+    """Grid (tiles of keys, units): a tile of a strip, from the gradients that were kept for each head."""
     i_n, i_unit = tl.program_id(0), tl.program_id(1)
     i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
     if (i_n > i_m) | (i_m * BLOCK >= tl.load(p_lengths + i_b)):
@@ -61,29 +63,30 @@ def _sum_kernel(
 @triton.jit
 def _recompute_kernel(
     p_q, p_k, p_v, p_dy, p_strips, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
-    s_q, s_k, s_v, s_dy, s_qh, s_kh, s_vh, s_dyh, s_row, s_sheet, L, centre, last, scale, first, TILES, H,
+    s_q_t, s_k_t, s_v_t, s_dy_t, s_q_h, s_k_h, s_v_h, s_dy_h, s_row, s_sheet, L, centre, last, scale, first, TILES, H,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a strip, computed once more."""
+    """Grid (tiles of keys, units): a tile of a strip, computed once more."""
     i_n, i_unit = tl.program_id(0), tl.program_id(1)
     i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
     if (i_n > i_m) | (i_m * BLOCK >= length):
         return
+    bias = BiasInputs(p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, s_row, s_sheet, L, centre, last)
     o_m, o_n = i_m * BLOCK + tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
     m_m, m_n = o_m < length, o_n < length
     b_unit = unit_tile(p_sheet, BLOCK)
     b_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     for i_h in range(H):
-        b_q = load_tile(p_q + i_h * s_qh, start + o_m, m_m, s_q, D, BLOCK_D)
-        b_k = load_tile(p_k + i_h * s_kh, start + o_n, m_n, s_k, D, BLOCK_D)
-        b_v = load_tile(p_v + i_h * s_vh, start + o_n, m_n, s_v, D, BLOCK_D)
-        b_dy = load_tile(p_dy + i_h * s_dyh, start + o_m, m_m, s_dy, D, BLOCK_D)
+        b_q = load_tile(p_q + i_h * s_q_h, start + o_m, m_m, s_q_t, D, BLOCK_D)
+        b_k = load_tile(p_k + i_h * s_k_h, start + o_n, m_n, s_k_t, D, BLOCK_D)
+        b_v = load_tile(p_v + i_h * s_v_h, start + o_n, m_n, s_v_t, D, BLOCK_D)
+        b_dy = load_tile(p_dy + i_h * s_dy_h, start + o_m, m_m, s_dy_t, D, BLOCK_D)
         _, b_ds = score_gradient(
-            b_q, b_k, b_v, b_dy, b_unit, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, i_b, start,
-            o_m, o_n, m_m, m_n, s_row, s_sheet, L, centre, last, HAS_POSITION, HAS_TIME, CACHED, SHEET, FAST,
-            False)  # fmt: skip
+            b_q, b_k, b_v, b_dy, b_unit, bias, Pairs(i_b, start, o_m, o_n, m_m, m_n),
+            HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED, SHEET=SHEET, FAST=FAST, TRANSPOSED=False,
+        )  # fmt: skip
         b_sum += b_ds
     o_row = tl.arange(0, BLOCK)
     tl.store(p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :], b_sum)
@@ -95,7 +98,7 @@ def _by_bucket_kernel(
     s_row, L, last, first, TILES,
     CACHED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
-    """One strip's sums: in each of BLOCK_K buckets taken singly, and behind them in buckets >= k of runs."""
+    """Grid (units,): one strip's sums in each of BLOCK_K buckets taken singly, then in buckets >= k of its runs."""
     i_unit = tl.program_id(0)
     i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
@@ -113,13 +116,17 @@ def _by_bucket_kernel(
             b_count = tl.load(p_counts + pair * BLOCK * RUNS + o_row[:, None] * RUNS + o_run[None, :]).to(tl.int32)
             lowest, end = tl.load(p_singles + pair * 2), tl.load(p_singles + pair * 2 + 1)
         else:
-            b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length, s_row,
-                                    L, last, CACHED)  # fmt: skip
+            b_bucket = load_buckets(
+                p_times=p_times, p_query_times=p_query_times, p_buckets=p_buckets, s_row=s_row, L=L, last=last,
+                pairs=Pairs(i_b, start, o_m, o_n, m_m, o_n < length), CACHED=CACHED,
+            )  # fmt: skip
             b_count, lowest, end = find_runs(b_bucket, m, BLOCK, RUNS)
         b_runs += sum_runs(b_sum, b_count)
         if lowest < end:
-            b_bucket = load_buckets(p_times, p_query_times, p_buckets, i_b, start, o_m, o_n, m_m, o_n < length, s_row,
-                                    L, last, CACHED)  # fmt: skip
+            b_bucket = load_buckets(
+                p_times=p_times, p_query_times=p_query_times, p_buckets=p_buckets, s_row=s_row, L=L, last=last,
+                pairs=Pairs(i_b, start, o_m, o_n, m_m, o_n < length), CACHED=CACHED,
+            )  # fmt: skip
             for i_k in range(lowest, end):
                 in_bucket = tl.sum(tl.sum(tl.where(m & (b_bucket == i_k), b_sum, 0.0), axis=1), axis=0)
                 b_hist += tl.where(o_k == i_k, in_bucket, 0.0)
@@ -130,7 +137,7 @@ def _by_bucket_kernel(
 
 @triton.jit
 def _bucket_sum_kernel(p_partial, p_d_time, R, scale, BLOCK_K: tl.constexpr, RUNS: tl.constexpr, BLOCK_R: tl.constexpr):
-    """One bucket's sum over all strips: what is in it, and what is in it or above less what is above."""
+    """Grid (K + 1,): one bucket's sum over all strips. A run is the sum in buckets >= k less that in >= k + 1."""
     i_k = tl.program_id(0)
     b_sum = tl.zeros((BLOCK_R,), dtype=tl.float32)
     b_above = tl.zeros((BLOCK_R,), dtype=tl.float32)
@@ -148,7 +155,7 @@ def _by_distance_kernel(
     p_strips, p_partial, p_lengths, s_row, s_partial, i_part, first, UNITS, TILES, ROWS,
     BLOCK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """Sums of some rows of strips by distance, a block of distances a program."""
+    """Grid (parts, blocks of distances): sums of ROWS rows of strips by distance."""
     i_chunk, o_distance = tl.program_id(0), tl.program_id(1) * BLOCK_L + tl.arange(0, BLOCK_L)
     b_sum = tl.zeros((BLOCK_R, BLOCK_L), dtype=tl.float32)
     for i_row in range(i_chunk * ROWS, tl.minimum((i_chunk + 1) * ROWS, UNITS * BLOCK), BLOCK_R):
@@ -164,7 +171,7 @@ def _by_distance_kernel(
 
 @triton.jit
 def _distance_sum_kernel(p_partial, p_d_position, R, L, centre, scale, s_partial, BLOCK_R: tl.constexpr):
-    """One distance's sum over all parts."""
+    """Grid (L,): one distance's sum over all parts."""
     distance = tl.program_id(0)
     b_sum = tl.zeros((BLOCK_R,), dtype=tl.float32)
     for i_r in range(0, R, BLOCK_R):
@@ -178,9 +185,17 @@ def from_kept(
 ) -> None:
     """Fill the gradients of the weights from the gradient of the scores, [B, H, keys, queries]."""
 
-    def fill(strips: Tensor, first: int, units: int, tiles: int, block: int) -> None:
+    def fill(strips: Tensor, first: int, units: int, tiles: int) -> None:
         _sum_kernel[(tiles, units)](
-            ds, strips, bounds.lengths_B, strips.shape[-1], first, tiles, H=ds.shape[1], BLOCK=block, num_warps=4
+            p_ds=ds,
+            p_strips=strips,
+            p_lengths=bounds.lengths_B,
+            s_row=strips.shape[-1],
+            first=first,
+            TILES=tiles,
+            H=ds.shape[1],
+            BLOCK=strips.shape[1],
+            num_warps=4,
         )
 
     _sum_strips(fill, ds, bounds, n, bias, d_position, d_time)
@@ -191,27 +206,35 @@ def from_inputs(
     d_position: Tensor | None, d_time: Tensor | None,
 ) -> None:  # fmt: skip
     """Fill the gradients of the weights from what attention's backward began with."""
-    inputs = (q, k, v, dy)
 
-    def fill(strips: Tensor, first: int, units: int, tiles: int, block: int) -> None:
+    def fill(strips: Tensor, first: int, units: int, tiles: int) -> None:
         _recompute_kernel[(tiles, units)](
-            *inputs, strips, *bias.pointers(q), bounds.starts_B, bounds.lengths_B,
-            *(x.stride(0) for x in inputs), *(x.stride(1) for x in inputs),
-            *sheet_strides(bounds, bias), *shared_arguments(bounds, n, bias), first, tiles, q.shape[1],
-            **bias.constants(), **tile(q, bounds),
-        )  # fmt: skip
+            p_q=q,
+            p_k=k,
+            p_v=v,
+            p_dy=dy,
+            p_strips=strips,
+            **strides(q=q, k=k, v=v, dy=dy),
+            **bias.arguments(q, bounds),
+            scale=1.0 / n,
+            first=first,
+            TILES=tiles,
+            H=q.shape[1],
+            **tile(q, bounds),
+        )
 
     _sum_strips(fill, q, bounds, n, bias, d_position, d_time)
 
 
 def _sum_strips(
-    fill: Callable[[Tensor, int, int, int, int], None], like: Tensor, bounds: SequenceBounds, n: int, bias: Bias,
+    fill: Callable[[Tensor, int, int, int], None], like: Tensor, bounds: SequenceBounds, n: int, bias: Bias,
     d_position: Tensor | None, d_time: Tensor | None,
 ) -> None:  # fmt: skip
-    """Slice by slice: have strips filled, then sum them both ways."""
-    B, S = len(bounds.lengths_B), row_stride(bounds.max_len)
-    L, centre, last, scale = shared_arguments(bounds, n, bias)
-    block = tile(like, bounds)["BLOCK"]
+    """Slice by slice: have strips filled, then sum them both ways.
+
+    fill: writes the strips of `units` units from number `first` on; called as fill(strips, first, units, tiles).
+    """
+    B, L, S, block = len(bounds.lengths_B), bounds.max_len, row_stride(bounds.max_len), block_of(bounds.max_len)
     tiles = triton.cdiv(L, block)
     units = max(1, min(B * tiles, STRIP_BYTES // (4 * block * S)))
     slices = range(0, B * tiles, units)
@@ -222,28 +245,73 @@ def _sum_strips(
     )
     if d_time is not None:
         block_k = triton.next_power_of_2(len(d_time))
-        by_bucket = torch.empty((B * tiles, block_k + attention_runs.RUNS), dtype=torch.float32, device=like.device)
+        by_bucket = torch.empty((B * tiles, block_k + runs.RUNS), dtype=torch.float32, device=like.device)
     for i, first in enumerate(slices):
         here = min(units, B * tiles - first)
-        fill(strips, first, here, tiles, block)
+        fill(strips, first, here, tiles)
         if d_position is not None:
             block_l = 128 if S % 128 == 0 else block
             _by_distance_kernel[(parts, S // block_l)](
-                strips, by_distance, bounds.lengths_B, S, S, i * parts, first, here, tiles, ROWS,
-                BLOCK=block, BLOCK_R=16, BLOCK_L=block_l, num_warps=4,
-            )  # fmt: skip
+                p_strips=strips,
+                p_partial=by_distance,
+                p_lengths=bounds.lengths_B,
+                s_row=S,
+                s_partial=S,
+                i_part=i * parts,
+                first=first,
+                UNITS=here,
+                TILES=tiles,
+                ROWS=ROWS,
+                BLOCK=block,
+                BLOCK_R=16,  # not tuned; must divide BLOCK
+                BLOCK_L=block_l,
+                num_warps=4,
+            )
         if d_time is not None:
-            _, _, times, query_times, buckets, _ = bias.pointers(like)
-            runs = bias.gaps.runs
-            _by_bucket_kernel[(here,)](
-                strips, by_bucket, times, query_times, buckets, *((like, like) if runs is None else runs),
-                bounds.starts_B, bounds.lengths_B, S, L, last, first, tiles,
-                CACHED=bias.constants()["CACHED"], COUNTED=runs is not None,
-                BLOCK=block, BLOCK_K=block_k, RUNS=attention_runs.RUNS, num_warps=8,
-            )  # fmt: skip
+            _launch_by_bucket(strips, by_bucket, like, bounds, bias, first, here, tiles, block_k)
     if d_position is not None:
-        _distance_sum_kernel[(L,)](by_distance, d_position, len(by_distance), L, centre, scale, S, BLOCK_R=256)
+        _distance_sum_kernel[(L,)](
+            p_partial=by_distance,
+            p_d_position=d_position,
+            R=len(by_distance),
+            L=L,
+            centre=bias.sizes(bounds)["centre"],
+            scale=1.0 / n,
+            s_partial=S,
+            BLOCK_R=256,  # not tuned
+        )
     if d_time is not None:
         _bucket_sum_kernel[(len(d_time),)](
-            by_bucket, d_time, B * tiles, scale, BLOCK_K=block_k, RUNS=attention_runs.RUNS, BLOCK_R=256
+            p_partial=by_bucket,
+            p_d_time=d_time,
+            R=B * tiles,
+            scale=1.0 / n,
+            BLOCK_K=block_k,
+            RUNS=runs.RUNS,
+            BLOCK_R=256,  # not tuned
         )
+
+
+def _launch_by_bucket(
+    strips: Tensor, by_bucket: Tensor, like: Tensor, bounds: SequenceBounds, bias: Bias, first: int, units: int,
+    tiles: int, block_k: int,
+) -> None:  # fmt: skip
+    assert bias.gaps is not None
+    found, pointers, sizes = bias.gaps.runs, bias.pointers(like), bias.sizes(bounds)
+    _by_bucket_kernel[(units,)](
+        p_strips=strips,
+        p_partial=by_bucket,
+        **{name: pointers[name] for name in ("p_times", "p_query_times", "p_buckets")},
+        p_counts=like if found is None else found.counts,
+        p_singles=like if found is None else found.singles,
+        **bounds_pointers(bounds),
+        **{name: sizes[name] for name in ("s_row", "L", "last")},
+        first=first,
+        TILES=tiles,
+        CACHED=bias.constants()["CACHED"],
+        COUNTED=found is not None,
+        BLOCK=strips.shape[1],
+        BLOCK_K=block_k,
+        RUNS=runs.RUNS,
+        num_warps=8,  # not tuned
+    )

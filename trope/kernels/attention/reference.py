@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trope.kernels.sequence_bounds import SequenceBounds
 
-BUCKET_WIDTH = 0.301  # of ln(seconds); 128 buckets of it reach far past any log
+BUCKET_WIDTH = 0.301  # of ln(seconds), as in the public code; 128 buckets of it reach far past any log
 
 
 def time_buckets(query_times_BL: Tensor, times_BL: Tensor, last: int) -> Tensor:
@@ -52,7 +52,7 @@ def attention(
     time: Tensor | None = None,
     buckets_BLL: Tensor | None = None,
 ) -> Tensor:
-    """y [T, H, D]; zero where a token is of no sequence."""
+    """y [T, H, D]; zero for tokens outside any sequence."""
     B, L = len(bounds.lengths_B), bounds.max_len
     if bounds.is_padded:
         q, k, v = (x.view(B, L, *x.shape[1:]) for x in (q_THD, k_THD, v_THD))

@@ -1,45 +1,42 @@
-"""Runs of equal buckets of time: what the gradient of the time weights needs to know of the times.
+"""Runs of equal buckets of time: what the gradient of the time weights needs to know about the times.
 
-Sorted times make a row's buckets fall, so the keys in buckets >= k are the first of the row, and a sum over them is a
-prefix sum. How many there are is the same in every block, so it is found once, for all rows and buckets of a tile, by a
-binary search. Times out of order, and buckets beyond RUNS, are left to be summed one bucket at a time.
+Sorted times make a row's buckets fall, so the keys in buckets >= k come first in the row, and a sum over them is a
+prefix sum. How many keys these are is the same in every block. So one kernel finds the counts once a step, for all rows
+and buckets of a tile, by a binary search. Tiles with times out of order, or with buckets past RUNS, are summed one
+bucket at a time.
+
+Arguments: p_buckets, p_lengths, s_row and L are as in attention/arguments.py. p_counts uint8 [B, P, BLOCK, RUNS] and
+p_singles int32 [B, P, 2] are the two parts of `Runs`. TILES: tiles of a sequence of length L.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
-Shape letters: B sequences, L positions, P pairs of tiles: queries, and keys not after them.
+Shape letters: B sequences, L positions, P pairs of tiles: a tile of queries with a tile of keys not after it.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from trope.kernels.attention.triton import block_of, row_stride
+from trope.kernels.attention.arguments import block_of, row_stride
+from trope.kernels.attention.gaps import Runs
 from trope.kernels.sequence_bounds import SequenceBounds
 
-RUNS = 64  # buckets whose runs are looked for: all gaps below seven years
-
-
-class Runs(NamedTuple):
-    """counts: of each row's keys in buckets >= k, uint8 [B, P, rows, RUNS]; zero where buckets are to be taken singly.
-    singles: those buckets of a tile, first and past the last, int32 [B, P, 2]."""
-
-    counts: Tensor
-    singles: Tensor
+# Buckets whose runs are looked for: with 0.301 a bucket (reference.py), e^(64 * 0.301) s is seven years. Chosen by that
+# reach, not tuned. The prefix sums of a tile hold BLOCK x RUNS numbers in registers.
+RUNS = 64
 
 
 @triton.jit
 def pair_of(i_b, i_m, i_n, TILES):
-    """Index of a pair of tiles; a sequence has TILES * (TILES + 1) / 2, and those of a tile of queries are together."""
+    """Index of a pair of tiles. A sequence has TILES * (TILES + 1) / 2; those of one tile of queries are adjacent."""
     return i_b.to(tl.int64) * (TILES * (TILES + 1) // 2) + i_m * (i_m + 1) // 2 + i_n
 
 
 @triton.jit
 def find_runs(b_bucket, m, BLOCK: tl.constexpr, RUNS: tl.constexpr):
-    """Counts [rows, RUNS] and singles of a tile of buckets; what is masked is in no bucket."""
+    """Counts [rows, RUNS] and both singles of a tile of buckets; masked pairs are in no bucket."""
     o_n, o_k = tl.arange(0, BLOCK), tl.arange(0, RUNS)
     b_bucket = tl.where(m, b_bucket, -1)
     lowest = tl.min(tl.min(tl.where(m, b_bucket, 1 << 30), axis=1), axis=0)
@@ -65,6 +62,7 @@ def sum_runs(b_gradient, b_count):
 
 @triton.jit
 def _runs_kernel(p_buckets, p_counts, p_singles, p_lengths, s_row, L, TILES, BLOCK: tl.constexpr, RUNS: tl.constexpr):
+    """Grid (tiles of queries, tiles of keys, B): writes the runs of one pair of tiles."""
     i_m, i_n, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(p_lengths + i_b).to(tl.int32)
     if (i_n > i_m) | (i_m * BLOCK >= length):
@@ -81,7 +79,7 @@ def _runs_kernel(p_buckets, p_counts, p_singles, p_lengths, s_row, L, TILES, BLO
 
 
 def cache_runs(buckets: Tensor, bounds: SequenceBounds) -> Runs:
-    """Runs of the buckets that `cache_buckets` wrote; of tiles beyond a sequence nothing is written."""
+    """Runs of the buckets that `cache_buckets` wrote; tiles beyond a sequence are not written."""
     B, L, block = len(bounds.lengths_B), bounds.max_len, block_of(bounds.max_len)
     tiles = triton.cdiv(L, block)
     pairs = tiles * (tiles + 1) // 2
@@ -89,6 +87,14 @@ def cache_runs(buckets: Tensor, bounds: SequenceBounds) -> Runs:
     singles = torch.empty((B, pairs, 2), dtype=torch.int32, device=buckets.device)
     if B * L:
         _runs_kernel[(tiles, tiles, B)](
-            buckets, counts, singles, bounds.lengths_B, row_stride(L), L, tiles, BLOCK=block, RUNS=RUNS
+            p_buckets=buckets,
+            p_counts=counts,
+            p_singles=singles,
+            p_lengths=bounds.lengths_B,
+            s_row=row_stride(L),
+            L=L,
+            TILES=tiles,
+            BLOCK=block,
+            RUNS=RUNS,
         )
     return Runs(counts, singles)

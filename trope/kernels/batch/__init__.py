@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.batch import reference as cut_reference
+from trope.kernels.batch import reference
 from trope.kernels.batch.reference import BatchShape, Source, Tokens
 
 __all__ = ["BatchShape", "Source", "Tokens", "gather_batch"]
@@ -18,7 +18,7 @@ __all__ = ["BatchShape", "Source", "Tokens", "gather_batch"]
 def gather_batch(source: Source, plan: BatchShape, cursor: Tensor, backend: Backend = "auto") -> Tokens:
     """The batch that begins at window number `cursor` ([1] int64) of the order; moves the cursor on."""
     if resolve_backend(backend, source.items) == "torch":
-        return cut_reference.gather_batch(source, plan, cursor)
-    from trope.kernels.batch import triton as cut_triton
+        return reference.gather_batch(source, plan, cursor)
+    from trope.kernels.batch import triton as fused
 
-    return cut_triton.gather_batch(source, plan, cursor)
+    return fused.gather_batch(source, plan, cursor)

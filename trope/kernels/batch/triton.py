@@ -1,5 +1,13 @@
 """A training batch as flat tokens: two launches from the cursor to everything that the network and the loss read.
 
+Names of the kernel arguments:
+
+- p_items, p_times, p_following: item, time and index of the target of every event (p_following is read if IS_NAMED).
+- p_order, p_starts, p_ends: the windows [W], in the order of an epoch, and their first and past-the-last event.
+- p_cursor: int64 [1], the number of the batch's first window; moved on by B.
+- p_begins, p_first, p_lengths: first event, first token and length of each of ROWS rows; rows past B are spare.
+- p_out_items, p_out_times, p_query_times, p_index, p_candidates: the tokens, [T] and [T, C]. p_weight: float32 [1].
+
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask.
 Shape letters: B rows of a batch, W windows, T tokens, C candidates, L positions.
 """
@@ -19,7 +27,7 @@ from trope.kernels.sequence_bounds import SequenceBounds
 def _rows_kernel(
     p_order, p_starts, p_ends, p_cursor, p_begins, p_first, p_lengths, p_weight, W, B, ROWS, T, L, BLOCK: tl.constexpr
 ):
-    """Which events each row holds and which tokens they become; one program for all rows."""
+    """Grid (1,): which events each row holds and which tokens they become."""
     cursor = tl.load(p_cursor)
     o_b = tl.arange(0, BLOCK)
     m_b = (o_b < B) & (cursor + o_b < W)
@@ -46,6 +54,7 @@ def _tokens_kernel(
     p_out_items, p_out_times, p_query_times, p_index, p_candidates,
     B, C, IS_NAMED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Grid (rows, blocks of positions): the tokens of one row."""
     i_b = tl.program_id(0)
     o_l = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     begin, length = tl.load(p_begins + i_b), tl.load(p_lengths + i_b)
@@ -66,7 +75,7 @@ def _tokens_kernel(
 
 
 def gather_batch(source: Source, plan: BatchShape, cursor: Tensor) -> Tokens:
-    """See cut_reference.gather_batch."""
+    """See `trope.kernels.batch.gather_batch`."""
     device = source.items.device
     rows = plan.rows + plan.spare_rows
 
@@ -76,18 +85,44 @@ def gather_batch(source: Source, plan: BatchShape, cursor: Tensor) -> Tokens:
     begins, first, lengths = (new(rows, dtype=torch.int64) for _ in range(3))
     weight = new(1, dtype=torch.float32)
     _rows_kernel[(1,)](
-        source.order_W, source.starts_W, source.ends_W, cursor, begins, first, lengths, weight,
-        len(source.order_W), plan.rows, rows, plan.tokens, plan.max_len,
-        BLOCK=triton.next_power_of_2(rows), num_warps=4,
-    )  # fmt: skip
+        p_order=source.order_W,
+        p_starts=source.starts_W,
+        p_ends=source.ends_W,
+        p_cursor=cursor,
+        p_begins=begins,
+        p_first=first,
+        p_lengths=lengths,
+        p_weight=weight,
+        W=len(source.order_W),
+        B=plan.rows,
+        ROWS=rows,
+        T=plan.tokens,
+        L=plan.max_len,
+        BLOCK=triton.next_power_of_2(rows),
+        num_warps=4,
+    )
     items, index = (new(plan.tokens, dtype=torch.int32) for _ in range(2))
     times, query_times = (new(plan.tokens, dtype=torch.int64) for _ in range(2))
     candidates = new(plan.tokens, plan.candidates, dtype=torch.int32)
+    # Tiles were not tuned: both launches together move a few megabytes.
     block = min(256, triton.next_power_of_2(plan.max_len))
     _tokens_kernel[(rows, triton.cdiv(plan.max_len, block))](
-        source.items, source.times, source.times if source.following is None else source.following,
-        begins, first, lengths, items, times, query_times, index, candidates,
-        plan.rows, plan.candidates, IS_NAMED=source.following is not None, BLOCK=block, num_warps=2,
-    )  # fmt: skip
+        p_items=source.items,
+        p_times=source.times,
+        p_following=source.times if source.following is None else source.following,
+        p_begins=begins,
+        p_first=first,
+        p_lengths=lengths,
+        p_out_items=items,
+        p_out_times=times,
+        p_query_times=query_times,
+        p_index=index,
+        p_candidates=candidates,
+        B=plan.rows,
+        C=plan.candidates,
+        IS_NAMED=source.following is not None,
+        BLOCK=block,
+        num_warps=2,
+    )
     bounds = SequenceBounds(first, lengths, plan.max_len, is_complete=True)
     return Tokens(items, times, query_times, index, candidates, bounds, weight)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.embed import reference as embed_reference
+from trope.kernels.embed import reference
 from trope.kernels.random.reference import keep_mask
 
 
@@ -39,10 +39,10 @@ def embed(
     if resolve_backend(backend, table_VE) == "torch":
         keep = _keep(seed, stream, len(items_T), table_VE.shape[1], dropout)
         index_T = index_T.where(items_T != 0, 0)
-        return embed_reference.embed(items_T, index_T, table_VE, positions_LE, scale, keep, dropout)
-    from trope.kernels.embed import triton as embed_triton  # only now: CPU users need no Triton
+        return reference.embed(items_T, index_T, table_VE, positions_LE, scale, keep, dropout)
+    from trope.kernels.embed import triton as fused  # only now: CPU users need no Triton
 
-    return embed_triton.embed(items_T, index_T, table_VE, positions_LE, scale, dropout, seed, stream)
+    return fused.embed(items_T, index_T, table_VE, positions_LE, scale, dropout, seed, stream)
 
 
 @torch.no_grad()
@@ -68,10 +68,10 @@ def embed_backward(
     """
     if resolve_backend(backend, grad_x_TE) == "torch":
         keep = _keep(seed, stream, len(grad_x_TE), grad_x_TE.shape[1], dropout)
-        return embed_reference.embed_backward(grad_x_TE, items_T, starts_B, lengths_B, max_len, keep, dropout)
-    from trope.kernels.embed import triton as embed_triton
+        return reference.embed_backward(grad_x_TE, items_T, starts_B, lengths_B, max_len, keep, dropout)
+    from trope.kernels.embed import triton as fused
 
-    return embed_triton.embed_backward(grad_x_TE, items_T, starts_B, lengths_B, max_len, dropout, seed, stream)
+    return fused.embed_backward(grad_x_TE, items_T, starts_B, lengths_B, max_len, dropout, seed, stream)
 
 
 def _keep(seed: Tensor | None, stream: int, rows: int, columns: int, dropout: float) -> Tensor | None:

@@ -4,6 +4,10 @@
 Notable: padding reads neither table nor positions; the gradient of a position is a sum over sequences in a fixed order,
 a program per index and block of columns, so no atomics and no sorting; dropout is drawn again in the backward.
 
+Names of the kernel arguments: p_items, p_index item and place of each token [T]; p_table [V, E], p_positions [L, E];
+p_x the input [T, E]; p_g its gradient, p_rows the gradient of the scaled item vectors, both [T, E]; p_starts, p_lengths
+[B] where sequences lie. All are contiguous. p_seed, i_stream, THRESHOLD, SCALE: dropout (random/triton.py).
+
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, E width, V rows of the table, L positions, B sequences, R rows of a program.
 """
@@ -17,11 +21,12 @@ from trope.kernels.norm.triton import row_tile
 from trope.kernels.random.triton import dropout_arguments, dropped
 
 
-@triton.jit(do_not_specialize=["stream"])
+@triton.jit(do_not_specialize=["i_stream"])
 def _embed_kernel(
-    p_items, p_index, p_table, p_positions, p_x, p_seed, stream, T, scale,
+    p_items, p_index, p_table, p_positions, p_x, p_seed, i_stream, T, scale,
     E: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
+    """Grid (blocks of tokens,)."""
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_e = tl.arange(0, BLOCK_E)[None, :]
     m_r = o_r < T
@@ -30,22 +35,23 @@ def _embed_kernel(
     m = (b_item != 0)[:, None] & (o_e < E)
     b_x = tl.load(p_table + b_item[:, None] * E + o_e, mask=m, other=0.0).to(tl.float32) * scale
     b_x += tl.load(p_positions + b_index[:, None] * E + o_e, mask=m, other=0.0).to(tl.float32)
-    b_x = dropped(b_x, p_seed, stream, o_r, THRESHOLD, SCALE)
+    b_x = dropped(b_x, p_seed, i_stream, o_r, THRESHOLD, SCALE)
     tl.store(p_x + o_r.to(tl.int64)[:, None] * E + o_e, b_x, mask=m_r[:, None] & (o_e < E))
 
 
-@triton.jit(do_not_specialize=["stream"])
+@triton.jit(do_not_specialize=["i_stream"])
 def _rows_kernel(
-    p_g, p_items, p_rows, p_seed, stream, T,
+    p_g, p_items, p_rows, p_seed, i_stream, T,
     E: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
+    """Grid (blocks of tokens,): dropout and padding applied to the gradient."""
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_e = tl.arange(0, BLOCK_E)[None, :]
     m_r = o_r < T
     m_item = tl.load(p_items + o_r, mask=m_r, other=0) != 0
     o_x = o_r.to(tl.int64)[:, None] * E + o_e
     b_g = tl.load(p_g + o_x, mask=m_item[:, None] & (o_e < E), other=0.0).to(tl.float32)
-    b_g = dropped(b_g, p_seed, stream, o_r, THRESHOLD, SCALE)
+    b_g = dropped(b_g, p_seed, i_stream, o_r, THRESHOLD, SCALE)
     tl.store(p_rows + o_x, b_g, mask=m_r[:, None] & (o_e < E))
 
 
@@ -53,6 +59,7 @@ def _rows_kernel(
 def _positions_kernel(
     p_rows, p_starts, p_lengths, p_positions, B, E: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_E: tl.constexpr
 ):
+    """Grid (L, blocks of columns): the gradient of one position."""
     i_l = tl.program_id(0)
     o_e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     b_sum = tl.zeros((BLOCK_B, BLOCK_E), dtype=tl.float32)
@@ -76,9 +83,19 @@ def embed(
     tile = row_tile(E)
     if T:
         _embed_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
-            items_T.contiguous(), index_T.contiguous(), table_VE, positions_LE, x_TE, p_seed, stream, T, scale,
-            E=E, **constants, **tile,
-        )  # fmt: skip
+            p_items=items_T.contiguous(),
+            p_index=index_T.contiguous(),
+            p_table=table_VE,
+            p_positions=positions_LE,
+            p_x=x_TE,
+            p_seed=p_seed,
+            i_stream=stream,
+            T=T,
+            scale=scale,
+            E=E,
+            **constants,
+            **tile,
+        )
     return x_TE
 
 
@@ -94,11 +111,26 @@ def embed_backward(
     tile = row_tile(E)
     if T:
         _rows_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
-            grad_x_TE.contiguous(), items_T.contiguous(), rows_TE, p_seed, stream, T, E=E, **constants, **tile
+            p_g=grad_x_TE.contiguous(),
+            p_items=items_T.contiguous(),
+            p_rows=rows_TE,
+            p_seed=p_seed,
+            i_stream=stream,
+            T=T,
+            E=E,
+            **constants,
+            **tile,
         )
     block_e = min(64, triton.next_power_of_2(E))
     _positions_kernel[(max_len, triton.cdiv(E, block_e))](
-        rows_TE, starts_B.contiguous(), lengths_B.contiguous(), positions_LE, len(starts_B),
-        E=E, BLOCK_B=64, BLOCK_E=block_e, num_warps=4,
-    )  # fmt: skip
+        p_rows=rows_TE,
+        p_starts=starts_B.contiguous(),
+        p_lengths=lengths_B.contiguous(),
+        p_positions=positions_LE,
+        B=len(starts_B),
+        E=E,
+        BLOCK_B=64,  # not tuned
+        BLOCK_E=block_e,
+        num_warps=4,
+    )
     return rows_TE, positions_LE

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.gradient_buffer import GradientBuffer
-from trope.kernels.norm import reference as norm_reference
+from trope.kernels.norm import reference
 from trope.kernels.random.reference import keep_mask
 
 EPS = 1e-6  # of the public code
@@ -33,10 +33,10 @@ def norm(
         delta_TE: what a block adds to it; without one the first result is x itself.
     """
     if resolve_backend(backend, x_TE) == "torch":
-        return norm_reference.norm(x_TE, delta_TE, eps, out_dtype)
-    from trope.kernels.norm import triton as norm_triton  # only now: CPU users need no Triton
+        return reference.norm(x_TE, delta_TE, eps, out_dtype)
+    from trope.kernels.norm import triton as fused  # only now: CPU users need no Triton
 
-    return norm_triton.norm(x_TE, delta_TE, eps, out_dtype)
+    return fused.norm(x_TE, delta_TE, eps, out_dtype)
 
 
 def gate(
@@ -61,7 +61,7 @@ def gate(
         keep = (
             None if seed is None or dropout == 0 else keep_mask(seed, stream, (y_TF.shape[0], y_TF.shape[1]), dropout)
         )
-        return norm_reference.gate(y_TF, u_TF, keep, dropout, eps)
-    from trope.kernels.norm import triton as norm_triton
+        return reference.gate(y_TF, u_TF, keep, dropout, eps)
+    from trope.kernels.norm import triton as fused
 
-    return norm_triton.gate(y_TF, u_TF, dropout, seed, stream, eps, buffer)
+    return fused.gate(y_TF, u_TF, dropout, seed, stream, eps, buffer)

@@ -5,6 +5,15 @@ Notable: whole rows in registers, a row never leaves its warp, so no reduction g
 reciprocal deviation are kept for the backward (8 bytes a row); dropout is drawn again there instead of being stored;
 the gate applies SiLU to u itself, and its backward writes u's gradient where that of the whole projection will be.
 
+Names of the kernel arguments:
+
+- norm: p_x residual stream, p_delta what is added (read if HAS_DELTA), p_new their sum, p_out its layer norm; all [T,
+  E], contiguous. p_g_new, p_g_out: gradients of the two results, read if HAS_NEW and HAS_OUT. p_dx, p_ddelta: the
+  inputs'.
+- gate: p_y attention's output and p_u the projection's u, [T, F], rows s_y and s_u elements apart; p_out [T, F]. p_g:
+  its gradient. p_dy: y's gradient; p_du: u's, rows s_du elements apart, because it may lie inside a wider tensor.
+- both: p_mean, p_rstd: float32 [T]. p_seed, i_stream, THRESHOLD, SCALE: dropout (random/triton.py).
+
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, E width, F = H D, R rows of a program.
 """
@@ -43,6 +52,7 @@ def _norm_forward_kernel(
     p_x, p_delta, p_new, p_out, p_mean, p_rstd, T, eps,
     E: tl.constexpr, HAS_DELTA: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
+    """Grid (blocks of BLOCK_R rows,), as all kernels here."""
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_e = tl.arange(0, BLOCK_E)
     m = (o_r < T)[:, None] & (o_e < E)[None, :]
@@ -83,9 +93,9 @@ def _norm_backward_kernel(
         tl.store(p_ddelta + o_x, b_dx.to(p_ddelta.dtype.element_ty), mask=m)
 
 
-@triton.jit(do_not_specialize=["stream"])
+@triton.jit(do_not_specialize=["i_stream"])
 def _gate_forward_kernel(
-    p_y, p_u, p_out, p_mean, p_rstd, p_seed, stream, T, eps, s_y, s_u,
+    p_y, p_u, p_out, p_mean, p_rstd, p_seed, i_stream, T, eps, s_y, s_u,
     F: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -95,15 +105,15 @@ def _gate_forward_kernel(
     b_y = tl.load(p_y + o_row * s_y + o_f, mask=m, other=0.0).to(tl.float32)
     b_gate = silu(tl.load(p_u + o_row * s_u + o_f, mask=m, other=0.0))
     b_mean, b_rstd = _moments(b_y, m, eps, F)
-    b_out = dropped((b_y - b_mean[:, None]) * b_rstd[:, None] * b_gate, p_seed, stream, o_r, THRESHOLD, SCALE)
+    b_out = dropped((b_y - b_mean[:, None]) * b_rstd[:, None] * b_gate, p_seed, i_stream, o_r, THRESHOLD, SCALE)
     tl.store(p_out + o_row * F + o_f, b_out.to(p_out.dtype.element_ty), mask=m)
     tl.store(p_mean + o_r, b_mean, mask=o_r < T)
     tl.store(p_rstd + o_r, b_rstd, mask=o_r < T)
 
 
-@triton.jit(do_not_specialize=["stream"])
+@triton.jit(do_not_specialize=["i_stream"])
 def _gate_backward_kernel(
-    p_g, p_y, p_u, p_mean, p_rstd, p_dy, p_du, p_seed, stream, T, s_y, s_u, s_du,
+    p_g, p_y, p_u, p_mean, p_rstd, p_dy, p_du, p_seed, i_stream, T, s_y, s_u, s_du,
     F: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -115,7 +125,7 @@ def _gate_backward_kernel(
     b_gate, b_slope = silu_and_slope(tl.load(p_u + o_row * s_u + o_f, mask=m, other=0.0))
     b_mean = tl.load(p_mean + o_r, mask=o_r < T, other=0.0)
     b_rstd = tl.load(p_rstd + o_r, mask=o_r < T, other=0.0)
-    b_g = dropped(b_g, p_seed, stream, o_r, THRESHOLD, SCALE)
+    b_g = dropped(b_g, p_seed, i_stream, o_r, THRESHOLD, SCALE)
     b_normed = tl.where(m, (b_y - b_mean[:, None]) * b_rstd[:, None], 0.0)
     tl.store(p_du + o_row * s_du + o_f, (b_g * b_normed * b_slope).to(p_du.dtype.element_ty), mask=m)
     b_dy = _norm_backward(b_g * b_gate, b_normed, b_rstd, F)
@@ -123,7 +133,11 @@ def _gate_backward_kernel(
 
 
 def row_tile(width: int) -> dict[str, int]:
-    """Block sizes of kernels that hold whole rows: 1024 elements a warp, short rows several at a time."""
+    """Block sizes of kernels that hold whole rows: 1024 elements a warp, short rows several at a time.
+
+    1024 is 32 registers a thread for each block that a kernel holds. No file holds a comparison with other sizes; the
+    norms run at about the speed of memory (docs/speed.md).
+    """
     block = max(8, triton.next_power_of_2(width))
     return {"BLOCK_R": max(1, 1024 // block), "BLOCK_E": block, "num_warps": max(1, block // 1024)}
 
@@ -140,9 +154,18 @@ class _Norm(torch.autograd.Function):
         tile = row_tile(E)
         if T:
             _norm_forward_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
-                x_TE, x_TE if delta_TE is None else delta_TE, new, out, mean, rstd, T, eps,
-                E=E, HAS_DELTA=delta_TE is not None, **tile,
-            )  # fmt: skip
+                p_x=x_TE,
+                p_delta=x_TE if delta_TE is None else delta_TE,
+                p_new=new,
+                p_out=out,
+                p_mean=mean,
+                p_rstd=rstd,
+                T=T,
+                eps=eps,
+                E=E,
+                HAS_DELTA=delta_TE is not None,
+                **tile,
+            )
         ctx.save_for_backward(new, mean, rstd)
         ctx.set_materialize_grads(False)
         ctx.delta_dtype = None if delta_TE is None else delta_TE.dtype
@@ -158,10 +181,20 @@ class _Norm(torch.autograd.Function):
         tile = row_tile(E)
         if T:
             _norm_backward_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
-                new if g_new is None else g_new.contiguous(), new if g_out is None else g_out.contiguous(),
-                new, mean, rstd, dx, dx if ddelta is None else ddelta, T,
-                E=E, HAS_NEW=g_new is not None, HAS_OUT=g_out is not None, HAS_DELTA=ddelta is not None, **tile,
-            )  # fmt: skip
+                p_g_new=new if g_new is None else g_new.contiguous(),
+                p_g_out=new if g_out is None else g_out.contiguous(),
+                p_new=new,
+                p_mean=mean,
+                p_rstd=rstd,
+                p_dx=dx,
+                p_ddelta=dx if ddelta is None else ddelta,
+                T=T,
+                E=E,
+                HAS_NEW=g_new is not None,
+                HAS_OUT=g_out is not None,
+                HAS_DELTA=ddelta is not None,
+                **tile,
+            )
         return dx, ddelta, None, None
 
 
@@ -178,9 +211,21 @@ class _Gate(torch.autograd.Function):
         tile = row_tile(F)
         if T:
             _gate_forward_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
-                y_TF, u_TF, out, mean, rstd, p_seed, stream, T, eps, y_TF.stride(0), u_TF.stride(0),
-                F=F, **constants, **tile,
-            )  # fmt: skip
+                p_y=y_TF,
+                p_u=u_TF,
+                p_out=out,
+                p_mean=mean,
+                p_rstd=rstd,
+                p_seed=p_seed,
+                i_stream=stream,
+                T=T,
+                eps=eps,
+                s_y=y_TF.stride(0),
+                s_u=u_TF.stride(0),
+                F=F,
+                **constants,
+                **tile,
+            )
         ctx.save_for_backward(y_TF, u_TF, mean, rstd, p_seed)
         ctx.stream, ctx.constants, ctx.buffer = stream, constants, buffer
         return out
@@ -195,9 +240,23 @@ class _Gate(torch.autograd.Function):
         tile = row_tile(F)
         if T:
             _gate_backward_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
-                g_TF.contiguous(), y_TF, u_TF, mean, rstd, dy, du, p_seed, ctx.stream, T, y_TF.stride(0),
-                u_TF.stride(0), du.stride(0), F=F, **ctx.constants, **tile,
-            )  # fmt: skip
+                p_g=g_TF.contiguous(),
+                p_y=y_TF,
+                p_u=u_TF,
+                p_mean=mean,
+                p_rstd=rstd,
+                p_dy=dy,
+                p_du=du,
+                p_seed=p_seed,
+                i_stream=ctx.stream,
+                T=T,
+                s_y=y_TF.stride(0),
+                s_u=u_TF.stride(0),
+                s_du=du.stride(0),
+                F=F,
+                **ctx.constants,
+                **tile,
+            )
         return dy, du, None, None, None, None, None
 
 

@@ -37,7 +37,7 @@ class _Project(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        from trope.kernels.project import triton as project_triton
+        from trope.kernels.project.triton import sum_rows  # only now: CPU users need no Triton
 
         (g,) = gradients
         x, low = ctx.saved_tensors
@@ -45,5 +45,5 @@ class _Project(torch.autograd.Function):
         # A product that leaves in float32 is only there on GPUs.
         exact = g.is_cuda and g.dtype != torch.float32 and ctx.weight_dtype == torch.float32
         dw = torch.mm(x.t(), g, out_dtype=torch.float32) if exact else (x.t() @ g).to(ctx.weight_dtype)
-        db = None if ctx.bias_dtype is None else project_triton.sum_rows(g).to(ctx.bias_dtype)
+        db = None if ctx.bias_dtype is None else sum_rows(g).to(ctx.bias_dtype)
         return dx, dw, db

@@ -1,6 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 """The sum of a matrix over its rows, in two launches and a fixed order.
 
+Names of the kernel arguments: p_x a matrix [T, N] with rows s_x elements apart, p_partial float32 [parts, N]; SIZE rows
+make a part.
+
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 """
 
@@ -9,11 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 512  # partial rows, at most; fixed, so that sums do not depend on the GPU
+# Partial rows, at most. Fixed, so that sums do not depend on the GPU; not tuned.
+ROWS = 512
 
 
 @triton.jit
 def _partial_kernel(p_x, p_partial, T, N, s_x, SIZE, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Grid (parts, blocks of columns): the sum of one part's rows."""
     i_part, o_n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_n = o_n < N
     b_sum = tl.zeros((BLOCK_T, BLOCK_N), dtype=tl.float32)
@@ -25,7 +30,7 @@ def _partial_kernel(p_x, p_partial, T, N, s_x, SIZE, BLOCK_T: tl.constexpr, BLOC
 
 
 def sum_rows(x_TN: Tensor) -> Tensor:
-    """float32 [N]."""
+    """The sum over T of a matrix [T, N], float32 [N]."""
     x_TN = x_TN if x_TN.stride(-1) == 1 else x_TN.contiguous()
     T, N = x_TN.shape
     if T == 0:
@@ -35,7 +40,12 @@ def sum_rows(x_TN: Tensor) -> Tensor:
     parts = triton.cdiv(T, size)
     partial = torch.empty((parts, N), device=x_TN.device)
     grid = (parts, triton.cdiv(N, block_n))
-    _partial_kernel[grid](x_TN, partial, T, N, x_TN.stride(0), size, BLOCK_T=16, BLOCK_N=block_n, num_warps=4)
+    # Tiles of both launches were not tuned.
+    _partial_kernel[grid](
+        p_x=x_TN, p_partial=partial, T=T, N=N, s_x=x_TN.stride(0), SIZE=size, BLOCK_T=16, BLOCK_N=block_n, num_warps=4
+    )
     out = torch.empty((1, N), device=x_TN.device)
-    _partial_kernel[(1, grid[1])](partial, out, parts, N, N, parts, BLOCK_T=64, BLOCK_N=block_n, num_warps=8)
+    _partial_kernel[(1, grid[1])](
+        p_x=partial, p_partial=out, T=parts, N=N, s_x=N, SIZE=parts, BLOCK_T=64, BLOCK_N=block_n, num_warps=8
+    )
     return out[0]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.ranking import reference as ranking_reference
+from trope.kernels.ranking import reference
 from trope.kernels.ranking.reference import scaled
 
 
@@ -40,9 +40,9 @@ class Catalogue(NamedTuple):
         items_VE = torch.nn.functional.pad(items_VE, (0, 0, 1, 0))
         if chosen == "torch":
             return cls(items_VE, None, norm)
-        from trope.kernels.ranking import triton as ranking_triton
+        from trope.kernels.ranking import triton as fused
 
-        return cls(items_VE, ranking_triton.split(items_VE[1:]), norm)
+        return cls(items_VE, fused.split(items_VE[1:]), norm)
 
     @property
     def backend(self) -> Literal["torch", "triton"]:
@@ -72,10 +72,10 @@ def places(
     if left_out_T is None or left_offsets_B is None:
         left_out_T, left_offsets_B = rows_S.new_zeros(0), rows_S.new_zeros(len(users_BE) + 1)
     if catalogue.split_VE is None:
-        return ranking_reference.places(users_BE, catalogue.items_VE, rows_S, positives_S, left_out_T, left_offsets_B)
-    from trope.kernels.ranking import triton as ranking_triton
+        return reference.places(users_BE, catalogue.items_VE, rows_S, positives_S, left_out_T, left_offsets_B)
+    from trope.kernels.ranking import triton as fused
 
-    return ranking_triton.places(
+    return fused.places(
         users_BE,
         catalogue.items_VE,
         catalogue.split_VE,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Products held at a time: 32 MiB of them.
+# Products held at a time: 32 MiB of them. A bound on memory, not tuned.
 _PRODUCTS = 1 << 22
 
 

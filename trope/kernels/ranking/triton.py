@@ -8,6 +8,21 @@ by the exact score of ranking/reference.py. A row whose list is full (a collapse
 item by item, so the result is exact whatever the model, without a word to the host. The order of a list depends on
 atomics; sums of integers do not.
 
+Names of the kernel arguments:
+
+- d_u, d_v: tensor descriptors of the split users [S, 2 E'] and items [V, 2 E'], high parts then low parts.
+- p_users [B, E], p_items [V + 1, E]: the scaled float32 vectors. p_rows, p_positives: user's row and item of each
+  positive.
+- p_own: exact score of each positive, float32 [S]. p_low, p_high: scores in between are near, float32 [S].
+- p_fill: words in each row's list [S], may pass C. p_places, p_words: the lists [S, C], which 32 items and which of
+  them.
+- p_left, p_offsets: the items left out, and where each user's begin [B + 1].
+- p_better, p_ties: the results, int32 [S].
+- S_TILES, V_TILES: tiles of positives and of items; PER_SPLIT: item tiles of a program. FACTOR: 2^shift of the exact
+  score.
+- WIDEN: multiply in float32, for the interpreter. STEPS: steps of BLOCK_E over the width.
+
+Prefixes: i_ index, o_ offset, p_ pointer, d_ tensor descriptor, b_ block in registers, m_ mask.
 Shape letters: S positives (a row each), V items, E width (as stored), C words of a row's list.
 """
 
@@ -21,9 +36,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trope.kernels.ranking.reference import shift_of
 
-# Bytes of the near lists of one launch.
+# Bytes of the near lists of one launch: a bound on memory, not tuned.
 LISTS = 1 << 29
-# Programs of the counting kernel: enough waves over 132 SMs that the last one hardly counts.
+# Programs of the counting kernel: 8 waves over an H200's 132 multiprocessors, so that the last wave hardly counts. The
+# number 8 was not tuned.
 PROGRAMS = 8 * 132
 
 
@@ -50,7 +66,7 @@ def split(x_NE: Tensor) -> Tensor:
 @triton.jit
 def _exact(p_u, p_items, o_n, m_n, E, FACTOR: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr,
            STEPS: tl.constexpr):  # fmt: skip
-    """Fixed-point scores of one user with some items, rounded to float32 [BLOCK_N]."""
+    """Fixed-point scores of the user at p_u with the items o_n where m_n, rounded to float32 [BLOCK_N]."""
     b_sum = tl.zeros((BLOCK_N, BLOCK_E), dtype=tl.int64)
     for i_e in tl.static_range(STEPS):
         o_e = i_e * BLOCK_E + tl.arange(0, BLOCK_E)
@@ -65,11 +81,15 @@ def _exact(p_u, p_items, o_n, m_n, E, FACTOR: tl.constexpr, BLOCK_N: tl.constexp
 @triton.jit
 def _own_kernel(p_users, p_items, p_rows, p_positives, p_own, E, FACTOR: tl.constexpr, BLOCK_N: tl.constexpr,
                 BLOCK_E: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
+    """Grid (S,): the exact score of one positive."""
     i_s = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
     p_u = p_users + tl.load(p_rows + i_s) * E
     b_item = tl.load(p_positives + i_s + 0 * o_n)
-    b_own = _exact(p_u, p_items, b_item, o_n == 0, E, FACTOR, BLOCK_N, BLOCK_E, STEPS)
+    b_own = _exact(
+        p_u=p_u, p_items=p_items, o_n=b_item, m_n=o_n == 0, E=E, FACTOR=FACTOR, BLOCK_N=BLOCK_N, BLOCK_E=BLOCK_E,
+        STEPS=STEPS,
+    )  # fmt: skip
     tl.store(p_own + i_s + 0 * o_n, b_own, mask=o_n == 0)
 
 
@@ -79,7 +99,10 @@ def _count_kernel(
     d_u, d_v, p_low, p_high, p_better, p_fill, p_places, p_words, S, V, S_TILES, V_TILES, PER_SPLIT, C,
     E: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows against a run of item tiles; programs that run together share items, which stay in the cache."""
+    """Grid (S_TILES x splits,): a tile of positives against PER_SPLIT item tiles.
+
+    Programs that run together share items, which stay in the cache.
+    """
     i_s = tl.program_id(0) % S_TILES
     i_first = tl.program_id(0) // S_TILES * PER_SPLIT
     o_s = i_s * BLOCK_S + tl.arange(0, BLOCK_S)
@@ -131,7 +154,7 @@ def _decide_kernel(
     p_users, p_items, p_rows, p_own, p_fill, p_places, p_words, p_left, p_offsets, p_better, p_ties, V, C, E,
     FACTOR: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Near items (or all of them, if the list was too short) and items left out, by their exact scores."""
+    """Grid (S,): near items (or all items, if the list was too short) and items left out, by their exact scores."""
     i_s = tl.program_id(0).to(tl.int64)
     i_user = tl.load(p_rows + i_s)
     p_u = p_users + i_user * E
@@ -145,7 +168,10 @@ def _decide_kernel(
         counted = counted * 0
         for i_n in range(0, V, BLOCK_N):
             m_n = i_n + o_n < V
-            b_score = _exact(p_u, p_items, 1 + i_n + o_n, m_n, E, FACTOR, BLOCK_N, BLOCK_E, STEPS)
+            b_score = _exact(
+                p_u=p_u, p_items=p_items, o_n=1 + i_n + o_n, m_n=m_n, E=E, FACTOR=FACTOR, BLOCK_N=BLOCK_N,
+                BLOCK_E=BLOCK_E, STEPS=STEPS,
+            )  # fmt: skip
             b_better += (m_n & (b_score > own)).to(tl.int32)
             b_equal += (m_n & (b_score == own)).to(tl.int32)
     else:
@@ -157,7 +183,10 @@ def _decide_kernel(
             while tl.max(b_word, axis=0) > 0:
                 m_n = b_word != 0
                 b_item = b_base + _lowest_bit(b_word & -b_word)
-                b_score = _exact(p_u, p_items, b_item, m_n, E, FACTOR, BLOCK_N, BLOCK_E, STEPS)
+                b_score = _exact(
+                    p_u=p_u, p_items=p_items, o_n=b_item, m_n=m_n, E=E, FACTOR=FACTOR, BLOCK_N=BLOCK_N,
+                    BLOCK_E=BLOCK_E, STEPS=STEPS,
+                )  # fmt: skip
                 b_better += (m_n & (b_score > own)).to(tl.int32)
                 b_equal += (m_n & (b_score == own)).to(tl.int32)
                 b_word = b_word & (b_word - 1)
@@ -165,7 +194,10 @@ def _decide_kernel(
     for i_n in range(tl.load(p_offsets + i_user), i_end, BLOCK_N):
         b_item = tl.load(p_left + i_n + o_n, mask=i_n + o_n < i_end, other=0)
         m_n = b_item != 0
-        b_score = _exact(p_u, p_items, b_item, m_n, E, FACTOR, BLOCK_N, BLOCK_E, STEPS)
+        b_score = _exact(
+            p_u=p_u, p_items=p_items, o_n=b_item, m_n=m_n, E=E, FACTOR=FACTOR, BLOCK_N=BLOCK_N, BLOCK_E=BLOCK_E,
+            STEPS=STEPS,
+        )  # fmt: skip
         b_better -= (m_n & (b_score > own)).to(tl.int32)
         b_equal -= (m_n & (b_score == own)).to(tl.int32)
     tl.store(p_better + i_s, counted + tl.sum(b_better, axis=0))
@@ -173,21 +205,27 @@ def _decide_kernel(
 
 
 def _tile(x: Tensor) -> dict[str, int]:
-    """Block sizes of the counting kernel: on a GPU a full tile of Hopper's tensor cores; small ones to interpret."""
+    """Block sizes of the counting kernel: on a GPU a full tile of Hopper's tensor cores; small ones to interpret.
+
+    No file holds a comparison with other tiles; results/eval-h200.csv is measured with these.
+    """
     if not x.is_cuda:
         return {"BLOCK_S": 16, "BLOCK_V": 64, "BLOCK_E": 16, "WIDEN": True}
     return {"BLOCK_S": 128, "BLOCK_V": 256, "BLOCK_E": 64, "WIDEN": False}
 
 
 def _exact_tile(width: int) -> dict[str, int | float]:
-    """Block sizes of the exact score: 16 items at a time, 128 elements wide, 16 a thread."""
+    """Block sizes of the exact score: 16 items at a time, 128 elements wide, 16 a thread. Not tuned."""
     block_e = min(128, triton.next_power_of_2(width))
     steps = triton.cdiv(width, block_e)
     return {"FACTOR": 2.0 ** shift_of(width), "BLOCK_N": 16, "BLOCK_E": block_e, "STEPS": steps, "num_warps": 4}
 
 
 def list_words(items: int) -> int:
-    """Words of a row's list: a model drawn at random fills about a fifth of it, a trained one less."""
+    """Words of a row's list: a model drawn at random fills about a fifth of it, a trained one less.
+
+    A list that is too short costs time and nothing else.
+    """
     return 512 + items // 512
 
 
@@ -195,7 +233,7 @@ def places(
     users_BE: Tensor, items_VE: Tensor, split_VE: Tensor, norm: Tensor, rows_S: Tensor, positives_S: Tensor,
     left_out_T: Tensor, left_offsets_B: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `ranking_reference.places`, in as many launches as bound the memory of the lists."""
+    """As `places` in ranking/reference.py, in as many launches as bound the memory of the lists."""
     users_BE, items_VE, rows_S, positives_S = (x.contiguous() for x in (users_BE, items_VE, rows_S, positives_S))
     left_out_T, left_offsets_B = left_out_T.contiguous(), left_offsets_B.contiguous()
     better_S, ties_S = (torch.empty(len(rows_S), dtype=torch.int32, device=rows_S.device) for _ in range(2))
@@ -220,7 +258,15 @@ def _places(
     S, V, E = len(rows_S), len(split_VE), users_BE.shape[1]
     exact, tile = _exact_tile(E), _tile(users_BE)
     own_S = torch.empty(S, dtype=torch.float32, device=rows_S.device)
-    _own_kernel[(S,)](users_BE, items_VE, rows_S, positives_S, own_S, E, **(exact | {"BLOCK_N": 1}))
+    _own_kernel[(S,)](
+        p_users=users_BE,
+        p_items=items_VE,
+        p_rows=rows_S,
+        p_positives=positives_S,
+        p_own=own_S,
+        E=E,
+        **(exact | {"BLOCK_N": 1}),
+    )
     mine_SE = users_BE[rows_S]
     split_SE = split(mine_SE)
     reach_S = torch.linalg.vector_norm(mine_SE, dim=1) * norm * margin(split_SE.shape[1] // 2)
@@ -232,12 +278,39 @@ def _places(
     s_tiles, v_tiles = triton.cdiv(S, tile["BLOCK_S"]), triton.cdiv(V, tile["BLOCK_V"])
     per_split = triton.cdiv(v_tiles, max(1, min(PROGRAMS // s_tiles, v_tiles)))
     _count_kernel[(s_tiles * triton.cdiv(v_tiles, per_split),)](
-        TensorDescriptor.from_tensor(split_SE, [tile["BLOCK_S"], tile["BLOCK_E"]]),
-        TensorDescriptor.from_tensor(split_VE, [tile["BLOCK_V"], tile["BLOCK_E"]]),
-        low_S, high_S, better_S.zero_(), fill_S, places_SC, words_SC, S, V, s_tiles, v_tiles, per_split, words,
-        E=split_SE.shape[1] // 2, **tile, num_warps=8, num_stages=4,
-    )  # fmt: skip
+        d_u=TensorDescriptor.from_tensor(split_SE, [tile["BLOCK_S"], tile["BLOCK_E"]]),
+        d_v=TensorDescriptor.from_tensor(split_VE, [tile["BLOCK_V"], tile["BLOCK_E"]]),
+        p_low=low_S,
+        p_high=high_S,
+        p_better=better_S.zero_(),
+        p_fill=fill_S,
+        p_places=places_SC,
+        p_words=words_SC,
+        S=S,
+        V=V,
+        S_TILES=s_tiles,
+        V_TILES=v_tiles,
+        PER_SPLIT=per_split,
+        C=words,
+        E=split_SE.shape[1] // 2,
+        **tile,
+        num_warps=8,
+        num_stages=4,
+    )
     _decide_kernel[(S,)](
-        users_BE, items_VE, rows_S, own_S, fill_S, places_SC, words_SC, left_out_T, left_offsets_B, better_S, ties_S,
-        V, words, E, **exact,
-    )  # fmt: skip
+        p_users=users_BE,
+        p_items=items_VE,
+        p_rows=rows_S,
+        p_own=own_S,
+        p_fill=fill_S,
+        p_places=places_SC,
+        p_words=words_SC,
+        p_left=left_out_T,
+        p_offsets=left_offsets_B,
+        p_better=better_S,
+        p_ties=ties_S,
+        V=V,
+        C=words,
+        E=E,
+        **exact,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.readout import reference as readout_reference
+from trope.kernels.readout import reference
 
 
 def add_turned(
@@ -22,7 +22,7 @@ def add_turned(
         freqs_P: turns per unit of coordinate, float64.
     """
     if resolve_backend(backend, x_TE) == "torch":
-        return readout_reference.add_turned(x_TE, delta_TE, start_TE, coords_T, freqs_P)
-    from trope.kernels.readout import triton as readout_triton  # only now: CPU users need no Triton
+        return reference.add_turned(x_TE, delta_TE, start_TE, coords_T, freqs_P)
+    from trope.kernels.readout import triton as fused  # only now: CPU users need no Triton
 
-    return readout_triton.add_turned(x_TE, delta_TE, start_TE, coords_T, freqs_P)
+    return fused.add_turned(x_TE, delta_TE, start_TE, coords_T, freqs_P)

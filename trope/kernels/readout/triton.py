@@ -4,6 +4,14 @@
 Notable: the backward of a turned plane needs its output and nothing of its inputs, since the cross product of output
 and gradient is the same before and after the rotation; frequency gradients are summed in a fixed order.
 
+Names of the kernel arguments:
+
+- p_x, p_delta, p_start: the residual stream, what the last block adds to it, what it began with, [T, E], contiguous.
+  p_out: the result [T, E].
+- p_g: its gradient, rows s_g elements apart. p_dx, p_ddelta, p_dstart: the gradients of the three inputs, [T, E].
+- p_coords: int64 [T]. p_freqs: float64 [P]. p_partial: partial rows of the frequency gradient, float64 [blocks, P].
+- TILES: tiles of BLOCK_T tokens that a program takes one after the other.
+
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, E width, P turning planes.
 """
@@ -16,9 +24,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trope.kernels.rotary.triton import ROWS, _cos_sin, _sum_rows_kernel
+from trope.kernels.rotary.planes import ROWS, SUM_TILE, cos_sin, sum_rows_kernel
 
-BLOCK_T, BLOCK_P = 8, 64  # 128 dims of 8 tokens a program
+# 128 dims of 8 tokens a program, two warps: the tile of rotary/triton.py, not tuned for this kernel.
+TILE = {"BLOCK_T": 8, "BLOCK_P": 64, "num_warps": 2}
 
 
 @triton.jit
@@ -36,6 +45,7 @@ def _joined(b_0, b_1):
 def _forward_kernel(
     p_x, p_delta, p_start, p_out, p_coords, p_freqs, T, E, P, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr
 ):
+    """Grid (tiles of tokens, blocks of 2 BLOCK_P dims)."""
     o_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     o_d = tl.program_id(1) * 2 * BLOCK_P + tl.arange(0, 2 * BLOCK_P)
     m = (o_t < T)[:, None] & (o_d < E)[None, :]
@@ -48,7 +58,10 @@ def _forward_kernel(
         b_y -= tl.load(p_start + o_x, mask=m & (o_d < 2 * P)[None, :], other=0.0).to(tl.float32)
         b_0, b_1 = _pairs(b_y)
         # A plane past the last has frequency 0 here, and does not turn.
-        b_cos, b_sin = _cos_sin(p_coords, p_freqs, p_freqs, o_t, o_t < T, o_p, o_p < P, T, P, 1, False)
+        b_cos, b_sin = cos_sin(
+            p_coords=p_coords, p_freqs=p_freqs, p_betas=p_freqs, o_t=o_t, m_t=o_t < T, o_p=o_p, m_p=o_p < P, T=T, P=P,
+            C=1, PAPER_FP32=False,
+        )  # fmt: skip
         b_y = _joined(b_0 * b_cos - b_1 * b_sin, b_0 * b_sin + b_1 * b_cos)
     tl.store(p_out + o_x, b_y.to(p_out.dtype.element_ty), mask=m)
 
@@ -58,6 +71,7 @@ def _backward_kernel(
     p_g, p_out, p_dx, p_ddelta, p_dstart, p_partial, p_coords, p_freqs, T, E, P, TILES, s_g,
     BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
+    """Grid (blocks of TILES tiles, blocks of 2 BLOCK_P dims)."""
     o_d = tl.program_id(1) * 2 * BLOCK_P + tl.arange(0, 2 * BLOCK_P)
     o_p = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
     m_turns = tl.program_id(1) * BLOCK_P < P
@@ -73,7 +87,10 @@ def _backward_kernel(
             b_g0, b_g1 = _pairs(b_g)
             b_coords = tl.load(p_coords + o_t, mask=o_t < T, other=0).to(tl.float64)
             b_df += (b_y0 * b_g1 - b_y1 * b_g0).to(tl.float64) * b_coords[:, None]
-            b_cos, b_sin = _cos_sin(p_coords, p_freqs, p_freqs, o_t, o_t < T, o_p, o_p < P, T, P, 1, False)
+            b_cos, b_sin = cos_sin(
+                p_coords=p_coords, p_freqs=p_freqs, p_betas=p_freqs, o_t=o_t, m_t=o_t < T, o_p=o_p, m_p=o_p < P, T=T,
+                P=P, C=1, PAPER_FP32=False,
+            )  # fmt: skip
             b_g = _joined(b_g0 * b_cos + b_g1 * b_sin, b_g1 * b_cos - b_g0 * b_sin)
             b_start = tl.where((o_d < 2 * P)[None, :], -b_g, 0.0)
         tl.store(p_dx + o_x, b_g.to(p_dx.dtype.element_ty), mask=m)
@@ -92,10 +109,18 @@ class _AddTurned(torch.autograd.Function):
         T, E = x_TE.shape
         out_TE = torch.empty((T, E), dtype=x_TE.dtype, device=x_TE.device)
         if T:
-            _forward_kernel[(triton.cdiv(T, BLOCK_T), triton.cdiv(E, 2 * BLOCK_P))](
-                x_TE, delta_TE, start_TE, out_TE, coords_T, freqs_P, T, E, len(freqs_P),
-                BLOCK_T=BLOCK_T, BLOCK_P=BLOCK_P, num_warps=2,
-            )  # fmt: skip
+            _forward_kernel[(triton.cdiv(T, TILE["BLOCK_T"]), triton.cdiv(E, 2 * TILE["BLOCK_P"]))](
+                p_x=x_TE,
+                p_delta=delta_TE,
+                p_start=start_TE,
+                p_out=out_TE,
+                p_coords=coords_T,
+                p_freqs=freqs_P,
+                T=T,
+                E=E,
+                P=len(freqs_P),
+                **TILE,
+            )
         ctx.save_for_backward(out_TE, coords_T, freqs_P)
         ctx.dtypes = x_TE.dtype, delta_TE.dtype, start_TE.dtype
         return out_TE
@@ -106,18 +131,32 @@ class _AddTurned(torch.autograd.Function):
         out_TE, coords_T, freqs_P = ctx.saved_tensors
         (T, E), P = out_TE.shape, len(freqs_P)
         g_TE = g_TE if g_TE.stride(1) == 1 else g_TE.contiguous()
-        grads = [torch.empty((T, E), dtype=dtype, device=g_TE.device) for dtype in ctx.dtypes]
-        tiles = triton.cdiv(triton.cdiv(T, BLOCK_T), ROWS)
-        blocks = triton.cdiv(T, tiles * BLOCK_T) if T else 0
+        dx, ddelta, dstart = (torch.empty((T, E), dtype=dtype, device=g_TE.device) for dtype in ctx.dtypes)
+        tiles = triton.cdiv(triton.cdiv(T, TILE["BLOCK_T"]), ROWS)
+        blocks = triton.cdiv(T, tiles * TILE["BLOCK_T"]) if T else 0
         partial = torch.empty((1, blocks, P), dtype=torch.float64, device=g_TE.device)
         if T:
-            _backward_kernel[(blocks, triton.cdiv(E, 2 * BLOCK_P))](
-                g_TE, out_TE, *grads, partial, coords_T, freqs_P, T, E, P, tiles, g_TE.stride(0),
-                BLOCK_T=BLOCK_T, BLOCK_P=BLOCK_P, num_warps=2,
-            )  # fmt: skip
+            _backward_kernel[(blocks, triton.cdiv(E, 2 * TILE["BLOCK_P"]))](
+                p_g=g_TE,
+                p_out=out_TE,
+                p_dx=dx,
+                p_ddelta=ddelta,
+                p_dstart=dstart,
+                p_partial=partial,
+                p_coords=coords_T,
+                p_freqs=freqs_P,
+                T=T,
+                E=E,
+                P=P,
+                TILES=tiles,
+                s_g=g_TE.stride(0),
+                **TILE,
+            )
         dfreqs = torch.empty((1, P), dtype=freqs_P.dtype, device=g_TE.device)
-        _sum_rows_kernel[(triton.cdiv(P, 4), 1)](partial, dfreqs, blocks, P, BLOCK_R=512, BLOCK_N=4, num_warps=4)
-        return (*grads, None, dfreqs[0])
+        sum_rows_kernel[(triton.cdiv(P, SUM_TILE["BLOCK_N"]), 1)](
+            p_rows=partial, p_sum=dfreqs, R=blocks, N=P, **SUM_TILE
+        )
+        return dx, ddelta, dstart, None, dfreqs[0]
 
 
 def add_turned(x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, coords_T: Tensor, freqs_P: Tensor) -> Tensor:

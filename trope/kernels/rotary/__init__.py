@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.rotary import reference as rotary_reference
+from trope.kernels.rotary import reference
 
 
 def rotate_qk(
@@ -36,10 +36,10 @@ def rotate_qk(
     """
     if resolve_backend(backend, q_BLHD) == "torch":
         return (
-            rotary_reference.rotate_by(q_BLHD, coords_q_CBL, freqs_q_CP, betas_P, interleaved),
-            rotary_reference.rotate_by(k_BLHD, coords_k_CBL, freqs_k_CP, betas_P, interleaved),
+            reference.rotate_by(q_BLHD, coords_q_CBL, freqs_q_CP, betas_P, interleaved),
+            reference.rotate_by(k_BLHD, coords_k_CBL, freqs_k_CP, betas_P, interleaved),
         )
     # Only now: registering a Triton operator loads torch's compiler, a second that CPU users need not pay.
-    from trope.kernels.rotary import op as rotary_op
+    from trope.kernels.rotary import op
 
-    return rotary_op.rotate_qk(q_BLHD, k_BLHD, coords_q_CBL, coords_k_CBL, freqs_q_CP, freqs_k_CP, betas_P, interleaved)
+    return op.rotate_qk(q_BLHD, k_BLHD, coords_q_CBL, coords_k_CBL, freqs_q_CP, freqs_k_CP, betas_P, interleaved)

@@ -1,7 +1,7 @@
 """The fused kernels as torch operators: `trope::rotate_qk` and its backward.
 
 Registered as Triton operators, so that autograd knows the gradients and torch.compile sees through to the kernels.
-Imported on first use by rotary.py, never by `import trope`.
+Imported on first use by rotary/__init__.py, never by `import trope`.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trope.kernels.rotary import triton as rotary_triton
+from trope.kernels.rotary import triton as fused
 
 
 def rotate_qk(
@@ -33,7 +33,7 @@ def _rotate_qk(
     q: Tensor, k: Tensor, coords_q: Tensor, coords_k: Tensor, freqs_q: Tensor, freqs_k: Tensor,
     betas: Tensor | None, interleaved: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return rotary_triton.forward(q, k, coords_q, coords_k, freqs_q, freqs_k, betas, interleaved)
+    return fused.forward(q, k, coords_q, coords_k, freqs_q, freqs_k, betas, interleaved)
 
 
 @torch.library.triton_op("trope::rotate_qk_backward", mutates_args=())
@@ -42,7 +42,7 @@ def _rotate_qk_backward(
     q: Tensor, k: Tensor, coords_q: Tensor, coords_k: Tensor, freqs_q: Tensor, freqs_k: Tensor,
     betas: Tensor | None, interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return rotary_triton.backward(g_q, g_k, q, k, coords_q, coords_k, freqs_q, freqs_k, betas, interleaved)
+    return fused.backward(g_q, g_k, q, k, coords_q, coords_k, freqs_q, freqs_k, betas, interleaved)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.gradient_buffer import GradientBuffer
-from trope.kernels.silu_rotate import reference as activate_reference
+from trope.kernels.silu_rotate import reference
 from trope.kernels.silu_rotate.reference import Turns
 
 __all__ = ["Turns", "silu_rotate"]
@@ -43,7 +43,7 @@ def silu_rotate(
     assert pre_TF.shape[1] % (4 * heads) == 0, "the projection holds u, v, q and k of every head"
     arguments = (heads, coords_q_CT, coords_k_CT, turns, interleaved)
     if resolve_backend(backend, pre_TF) == "torch":
-        return activate_reference.silu_rotate(pre_TF, *arguments)
-    from trope.kernels.silu_rotate import triton as activate_triton  # only now: CPU users need no Triton
+        return reference.silu_rotate(pre_TF, *arguments)
+    from trope.kernels.silu_rotate import triton as fused  # only now: CPU users need no Triton
 
-    return activate_triton.silu_rotate(pre_TF, *arguments, buffer)
+    return fused.silu_rotate(pre_TF, *arguments, buffer)

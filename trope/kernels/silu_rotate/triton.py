@@ -8,6 +8,20 @@ program of q and k writes a partial row of the frequency gradient and rows are s
 deterministic; frequencies that are linear in their coefficients are formed, and their gradient carried on, inside these
 kernels too.
 
+Names of the kernel arguments:
+
+- p_pre: the projection [T, 4 H D], contiguous, u, v, q and k in this order. p_out: v, q and k after SiLU and rotation,
+  [T, 3, H, D]. p_dpre: the projection's gradient; u's quarter is written by the gate or by the host.
+- p_g_v, p_g_q, p_g_k: gradients of v, q and k [T, H, D]; s_g_v_t and s_g_v_h are the strides of a token and of a head,
+  in elements. HAS_V, HAS_Q, HAS_K: which of them exist; one that does not is never read.
+- p_coords_q, p_coords_k: coordinates [C, T]. p_freqs_q, p_freqs_k: turns per unit, float64 [C, P].
+- If LINEAR, p_slopes_q, p_slopes_k: float64 [P], p_deltas_q, p_deltas_k: coefficients [P], p_origin: int64 scalar. The
+  frequency is freqs + slopes * deltas, and coordinates are counted from the origin.
+- If PAPER_FP32, p_betas: float32 [P].
+- p_partial: partial rows of the frequency gradient, float64 [2, BLOCKS, C, P]; written if FREQ_GRAD.
+- BLOCKS: programs of q, and of k. TILES: tiles of BLOCK_T tokens that each takes one after the other.
+- BLOCK_P: P rounded up. BLOCK_REST: the dims past 2P rounded up, 0 if there are none. GROUP: heads at once.
+
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, F = 4 H D, H heads, D head dim, P planes, C coordinates.
 """
@@ -21,40 +35,26 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trope.kernels.gradient_buffer import GradientBuffer
-from trope.kernels.rotary.triton import (
-    _cos_sin,
-    _cos_sin_quarters,
-    _load_pair,
-    _offsets,
-    _store_frequency_row,
-    _store_pair,
-    _sum_rows_kernel,
-)
-from trope.kernels.silu import silu, silu_and_slope
+from trope.kernels.rotary.planes import SUM_TILE, sum_rows_kernel
+from trope.kernels.silu_rotate.parts import Phases, backward_part, forward_part
 from trope.kernels.silu_rotate.reference import Turns
 
-ROWS = 1024  # partial rows of the frequency gradient per side, at most; fixed, so that sums do not depend on the GPU
+# Partial rows of the frequency gradient per side, at most. Fixed, so that sums do not depend on the GPU; not tuned.
+ROWS = 1024
 
-
-@triton.jit
-def _angles(p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, o_t, m_t, o_p, T,
-            P: tl.constexpr, C: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr):  # fmt: skip
-    """cos and sin [tokens, planes]; the frequency is freqs + slopes * deltas if LINEAR."""
-    m_p = o_p < P
-    if LINEAR:
-        b_f = tl.load(p_freqs + o_p, mask=m_p, other=0.0)
-        b_delta = tl.load(p_deltas + o_p, mask=m_p, other=0.0).to(tl.float64)
-        b_f += tl.load(p_slopes + o_p, mask=m_p, other=0.0) * b_delta
-        b_t = (tl.load(p_coords + o_t, mask=m_t, other=0) - tl.load(p_t0)).to(tl.float64)
-        b_cos, b_sin = _cos_sin_quarters(b_t[:, None] * (4.0 * b_f)[None, :])
-    else:
-        b_cos, b_sin = _cos_sin(p_coords, p_freqs, p_betas, o_t, m_t, o_p, m_p, T, P, C, PAPER_FP32)
-    return b_cos[:, None, :], b_sin[:, None, :]
+# The optional pointers, in the order of `_SiluRotate`'s tensor arguments.
+_POINTERS = (
+    "p_coords_q", "p_coords_k", "p_freqs_q", "p_freqs_k", "p_slopes_q", "p_slopes_k", "p_deltas_q", "p_deltas_k",
+    "p_origin", "p_betas",
+)  # fmt: skip
 
 
 @triton.jit
 def _sum_coefficients_kernel(p_rows, p_slopes_q, p_slopes_k, p_sum, R, P, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr):
-    """The gradient of the coefficients [side, P]: rows [side, R, P] summed in a fixed order, times the slope."""
+    """Grid (blocks of planes, 2): the gradient of the coefficients, float32 [side, P].
+
+    p_rows [side, R, P] are summed in a fixed order, then multiplied by the slope.
+    """
     i_side = tl.program_id(1)
     o_p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     m_p = o_p < P
@@ -71,159 +71,89 @@ def _sum_coefficients_kernel(p_rows, p_slopes_q, p_slopes_k, p_sum, R, P, BLOCK_
 
 
 @triton.jit
-def _forward_part(
-    p_x, p_y, i_part, o_t, p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, T,
-    H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
-    PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    o_p = tl.arange(0, BLOCK_P)
-    m_t = o_t < T
-    o_row_x = o_t.to(tl.int64) * (4 * H * D) + (1 + i_part) * (H * D)
-    o_row_y = o_t.to(tl.int64) * (3 * H * D) + i_part * (H * D)
-    # As in rotary_triton: a group of heads is loaded before the group ahead of it is stored.
-    o_x, m_h = _offsets(o_row_x, D, 0, H, GROUP)
-    b_next0, b_next1 = _load_pair(p_x, o_x, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
-    if ROTATE:
-        b_cos, b_sin = _angles(
-            p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, o_t, m_t, o_p, T, P, C, PAPER_FP32, LINEAR
-        )
-    for i_g in tl.static_range((H + GROUP - 1) // GROUP):
-        o_x, m_h = _offsets(o_row_x, D, i_g, H, GROUP)
-        o_y, _ = _offsets(o_row_y, D, i_g, H, GROUP)
-        m = m_t[:, None, None] & m_h
-        b_0, b_1 = silu(b_next0), silu(b_next1)
-        if (i_g + 1) * GROUP < H:
-            o_next, m_h = _offsets(o_row_x, D, i_g + 1, H, GROUP)
-            b_next0, b_next1 = _load_pair(p_x, o_next, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
-        if ROTATE:
-            b_0, b_1 = b_0 * b_cos - b_1 * b_sin, b_0 * b_sin + b_1 * b_cos
-        _store_pair(p_y, b_0, b_1, o_y, m, o_p, P, INTERLEAVED)
-        if BLOCK_REST:
-            o_d = 2 * P + tl.arange(0, BLOCK_REST)[None, None, :]
-            b_y = silu(tl.load(p_x + o_x + o_d, mask=m & (o_d < D), other=0.0))
-            tl.store(p_y + o_y + o_d, b_y.to(p_y.dtype.element_ty), mask=m & (o_d < D))
-
-
-@triton.jit
 def _forward_kernel(
-    p_x, p_y, p_cq, p_ck, p_fq, p_fk, p_sq, p_sk, p_aq, p_ak, p_t0, p_betas, T,
+    p_pre, p_out, p_coords_q, p_coords_k, p_freqs_q, p_freqs_k, p_slopes_q, p_slopes_k, p_deltas_q, p_deltas_k,
+    p_origin, p_betas, T,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
     PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
+    """Grid (3 x tiles of tokens,): v, q and k of a tile are three programs next to each other."""
     i_part = tl.program_id(0) % 3
     o_t = tl.program_id(0) // 3 * BLOCK_T + tl.arange(0, BLOCK_T)
+    phases_q = Phases(p_coords_q, p_freqs_q, p_slopes_q, p_deltas_q, p_origin, p_betas)
+    phases_k = Phases(p_coords_k, p_freqs_k, p_slopes_k, p_deltas_k, p_origin, p_betas)
     if ROTATE:
         if i_part == 1:
-            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, H, D, P, C, True,
-                          PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+            forward_part(
+                p_pre=p_pre, p_out=p_out, phases=phases_q, i_part=i_part, o_t=o_t, T=T, H=H, D=D, P=P, C=C, ROTATE=True,
+                PAPER_FP32=PAPER_FP32, LINEAR=LINEAR, INTERLEAVED=INTERLEAVED, BLOCK_P=BLOCK_P, BLOCK_REST=BLOCK_REST,
+                GROUP=GROUP,
+            )  # fmt: skip
         elif i_part == 2:
-            _forward_part(p_x, p_y, i_part, o_t, p_ck, p_fk, p_sk, p_ak, p_t0, p_betas, T, H, D, P, C, True,
-                          PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+            forward_part(
+                p_pre=p_pre, p_out=p_out, phases=phases_k, i_part=i_part, o_t=o_t, T=T, H=H, D=D, P=P, C=C, ROTATE=True,
+                PAPER_FP32=PAPER_FP32, LINEAR=LINEAR, INTERLEAVED=INTERLEAVED, BLOCK_P=BLOCK_P, BLOCK_REST=BLOCK_REST,
+                GROUP=GROUP,
+            )  # fmt: skip
         else:
-            _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, H, D, P, C, False,
-                          PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+            forward_part(
+                p_pre=p_pre, p_out=p_out, phases=phases_q, i_part=i_part, o_t=o_t, T=T, H=H, D=D, P=P, C=C,
+                ROTATE=False, PAPER_FP32=PAPER_FP32, LINEAR=LINEAR, INTERLEAVED=INTERLEAVED, BLOCK_P=BLOCK_P,
+                BLOCK_REST=BLOCK_REST, GROUP=GROUP,
+            )  # fmt: skip
     else:
-        _forward_part(p_x, p_y, i_part, o_t, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, H, D, P, C, False,
-                      PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
-
-
-@triton.jit
-def _backward_part(
-    p_x, p_g, p_dx, p_partial, i_part, i_block, p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, T, TILES,
-    s_gt, s_gh,
-    HAS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
-    FREQ_GRAD: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    o_p = tl.arange(0, BLOCK_P)
-    if ROTATE and FREQ_GRAD:
-        # Sums of dPhi * coordinate, kept apart per token, head and plane until the end, as in rotary_triton.
-        b_df0 = tl.zeros((BLOCK_T, GROUP, BLOCK_P), dtype=tl.float64)
-        b_df1 = tl.zeros((BLOCK_T, GROUP, BLOCK_P), dtype=tl.float64)
-    for i_tile in range(TILES):
-        o_t = (i_block * TILES + i_tile) * BLOCK_T + tl.arange(0, BLOCK_T)
-        m_t = o_t < T
-        m_g = m_t & HAS  # a gradient that is missing is zero, and not read
-        o_row, o_row_g = o_t.to(tl.int64) * (4 * H * D) + (1 + i_part) * (H * D), o_t.to(tl.int64) * s_gt
-        o_x, m_h = _offsets(o_row, D, 0, H, GROUP)
-        o_g, _ = _offsets(o_row_g, s_gh, 0, H, GROUP)
-        b_next_x0, b_next_x1 = _load_pair(p_x, o_x, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
-        b_next_g0, b_next_g1 = _load_pair(p_g, o_g, m_g[:, None, None] & m_h, o_p, P, INTERLEAVED)
-        if ROTATE:
-            b_cos, b_sin = _angles(p_coords, p_freqs, p_slopes, p_deltas, p_t0, p_betas, o_t, m_t, o_p, T, P, C,
-                                   PAPER_FP32, LINEAR)  # fmt: skip
-            b_dphi = tl.zeros((BLOCK_T, GROUP, BLOCK_P), dtype=tl.float32)
-        for i_g in tl.static_range((H + GROUP - 1) // GROUP):
-            o_x, m_h = _offsets(o_row, D, i_g, H, GROUP)
-            o_g, _ = _offsets(o_row_g, s_gh, i_g, H, GROUP)
-            m = m_t[:, None, None] & m_h
-            m_here = m_g[:, None, None] & m_h
-            b_y0, b_slope0 = silu_and_slope(b_next_x0)
-            b_y1, b_slope1 = silu_and_slope(b_next_x1)
-            b_g0, b_g1 = b_next_g0.to(tl.float32), b_next_g1.to(tl.float32)
-            if (i_g + 1) * GROUP < H:
-                o_next, m_h = _offsets(o_row, D, i_g + 1, H, GROUP)
-                o_next_g, _ = _offsets(o_row_g, s_gh, i_g + 1, H, GROUP)
-                b_next_x0, b_next_x1 = _load_pair(p_x, o_next, m_t[:, None, None] & m_h, o_p, P, INTERLEAVED)
-                b_next_g0, b_next_g1 = _load_pair(p_g, o_next_g, m_g[:, None, None] & m_h, o_p, P, INTERLEAVED)
-            if ROTATE:
-                b_g0, b_g1 = b_g0 * b_cos + b_g1 * b_sin, b_g1 * b_cos - b_g0 * b_sin
-                # Algorithm 3's dPhi, the cross product of output and gradient, with both turned back.
-                b_dphi += b_y0 * b_g1 - b_y1 * b_g0
-            _store_pair(p_dx, b_g0 * b_slope0, b_g1 * b_slope1, o_x, m, o_p, P, INTERLEAVED)
-            if BLOCK_REST:
-                o_d = 2 * P + tl.arange(0, BLOCK_REST)[None, None, :]
-                _, b_slope = silu_and_slope(tl.load(p_x + o_x + o_d, mask=m & (o_d < D), other=0.0))
-                b_g = tl.load(p_g + o_g + o_d, mask=m_here & (o_d < D), other=0.0).to(tl.float32)
-                tl.store(p_dx + o_x + o_d, (b_g * b_slope).to(p_dx.dtype.element_ty), mask=m & (o_d < D))
-        if ROTATE and FREQ_GRAD:
-            b_dphi64 = b_dphi.to(tl.float64)
-            b_t = tl.load(p_coords + o_t, mask=m_t, other=0)
-            if LINEAR:
-                b_t -= tl.load(p_t0)
-            b_df0 += b_dphi64 * b_t.to(tl.float64)[:, None, None]
-            if C == 2:
-                b_df1 += b_dphi64 * tl.load(p_coords + T + o_t, mask=m_t, other=0).to(tl.float64)[:, None, None]
-    if ROTATE and FREQ_GRAD:
-        p_row = p_partial + i_block * C * P
-        _store_frequency_row(p_row, b_df0, p_betas, o_p, P, PAPER_FP32)
-        if C == 2:
-            _store_frequency_row(p_row + P, b_df1, p_betas, o_p, P, PAPER_FP32)
+        forward_part(
+            p_pre=p_pre, p_out=p_out, phases=phases_q, i_part=i_part, o_t=o_t, T=T, H=H, D=D, P=P, C=C, ROTATE=False,
+            PAPER_FP32=PAPER_FP32, LINEAR=LINEAR, INTERLEAVED=INTERLEAVED, BLOCK_P=BLOCK_P, BLOCK_REST=BLOCK_REST,
+            GROUP=GROUP,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["BLOCKS"])
 def _backward_kernel(
-    p_x, p_gv, p_gq, p_gk, p_dx, p_partial, p_cq, p_ck, p_fq, p_fk, p_sq, p_sk, p_aq, p_ak, p_t0, p_betas,
-    T, BLOCKS, TILES,
-    s_vt, s_vh, s_qt, s_qh, s_kt, s_kh,
+    p_pre, p_g_v, p_g_q, p_g_k, p_dpre, p_partial, p_coords_q, p_coords_k, p_freqs_q, p_freqs_k, p_slopes_q, p_slopes_k,
+    p_deltas_q, p_deltas_k, p_origin, p_betas, T, BLOCKS, TILES,
+    s_g_v_t, s_g_v_h, s_g_q_t, s_g_q_h, s_g_k_t, s_g_k_h,
     HAS_V: tl.constexpr, HAS_Q: tl.constexpr, HAS_K: tl.constexpr,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROTATE: tl.constexpr,
     FREQ_GRAD: tl.constexpr, PAPER_FP32: tl.constexpr, LINEAR: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_REST: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    # Programs of q and k may take several tiles and begin first; those of v, a tile each, fill what they leave idle.
+    """Grid (2 x BLOCKS + tiles of tokens,): q and k in turns, TILES tiles each; then v, one tile each."""
+    # Programs of q and k may take several tiles and begin first; those of v fill what they leave idle.
     i_block = tl.program_id(0) // 2
+    phases_q = Phases(p_coords_q, p_freqs_q, p_slopes_q, p_deltas_q, p_origin, p_betas)
+    phases_k = Phases(p_coords_k, p_freqs_k, p_slopes_k, p_deltas_k, p_origin, p_betas)
     if tl.program_id(0) >= 2 * BLOCKS:
         i_tile = tl.program_id(0) - 2 * BLOCKS
-        _backward_part(p_x, p_gv, p_dx, p_partial, 0, i_tile, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, 1,
-                       s_vt, s_vh, HAS_V, H, D, P, C, False, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
-                       BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+        backward_part(
+            p_pre=p_pre, p_g=p_g_v, p_dpre=p_dpre, p_partial=p_partial, phases=phases_q, i_part=0, i_block=i_tile, T=T,
+            TILES=1, s_g_t=s_g_v_t, s_g_h=s_g_v_h, HAS=HAS_V, H=H, D=D, P=P, C=C, ROTATE=False, FREQ_GRAD=FREQ_GRAD,
+            PAPER_FP32=PAPER_FP32, LINEAR=LINEAR, INTERLEAVED=INTERLEAVED, BLOCK_T=BLOCK_T, BLOCK_P=BLOCK_P,
+            BLOCK_REST=BLOCK_REST, GROUP=GROUP,
+        )  # fmt: skip
     elif tl.program_id(0) % 2 == 0:
-        _backward_part(p_x, p_gq, p_dx, p_partial, 1, i_block, p_cq, p_fq, p_sq, p_aq, p_t0, p_betas, T, TILES,
-                       s_qt, s_qh, HAS_Q, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
-                       BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+        backward_part(
+            p_pre=p_pre, p_g=p_g_q, p_dpre=p_dpre, p_partial=p_partial, phases=phases_q, i_part=1, i_block=i_block, T=T,
+            TILES=TILES, s_g_t=s_g_q_t, s_g_h=s_g_q_h, HAS=HAS_Q, H=H, D=D, P=P, C=C, ROTATE=ROTATE,
+            FREQ_GRAD=FREQ_GRAD, PAPER_FP32=PAPER_FP32, LINEAR=LINEAR, INTERLEAVED=INTERLEAVED, BLOCK_T=BLOCK_T,
+            BLOCK_P=BLOCK_P, BLOCK_REST=BLOCK_REST, GROUP=GROUP,
+        )  # fmt: skip
     else:
         p_partial_k = p_partial + BLOCKS * C * P
-        _backward_part(p_x, p_gk, p_dx, p_partial_k, 2, i_block, p_ck, p_fk, p_sk, p_ak, p_t0, p_betas, T, TILES,
-                       s_kt, s_kh, HAS_K, H, D, P, C, ROTATE, FREQ_GRAD, PAPER_FP32, LINEAR, INTERLEAVED, BLOCK_T,
-                       BLOCK_P, BLOCK_REST, GROUP)  # fmt: skip
+        backward_part(
+            p_pre=p_pre, p_g=p_g_k, p_dpre=p_dpre, p_partial=p_partial_k, phases=phases_k, i_part=2, i_block=i_block,
+            T=T, TILES=TILES, s_g_t=s_g_k_t, s_g_h=s_g_k_h, HAS=HAS_K, H=H, D=D, P=P, C=C, ROTATE=ROTATE,
+            FREQ_GRAD=FREQ_GRAD, PAPER_FP32=PAPER_FP32, LINEAR=LINEAR, INTERLEAVED=INTERLEAVED, BLOCK_T=BLOCK_T,
+            BLOCK_P=BLOCK_P, BLOCK_REST=BLOCK_REST, GROUP=GROUP,
+        )  # fmt: skip
 
 
 def _tile(planes: int, rest: int, heads: int, warps: int) -> dict[str, int]:
     """Block sizes: 32 planes in a row (128 bytes in bf16, a cache line), of several heads where heads are small, by 16
-    tokens. Not more of a row: the heads that a thread meets one after the other share the angles it has computed."""
+    tokens. Not more of a row: the heads that a thread meets one after the other share the angles it has computed. No
+    file holds a comparison with other sizes."""
     block_p = triton.next_power_of_2(max(1, planes))
     group = min(max(1, 32 // block_p), triton.next_power_of_2(heads))
     return {
@@ -235,10 +165,21 @@ def _tile(planes: int, rest: int, heads: int, warps: int) -> dict[str, int]:
     }
 
 
-def _strides(g_THD: Tensor) -> tuple[int, int]:
-    """Of tokens and heads; of an axis of length one they mean nothing, so they get the ones of dense rows."""
+def _gradient_arguments(name: str, g_THD: Tensor | None, like: Tensor) -> dict[str, Any]:
+    """p_g_x, s_g_x_t, s_g_x_h and HAS_X of the gradient of x; `like` stands in for one that is missing."""
+    pointer, has = f"p_g_{name}", f"HAS_{name.upper()}"
+    s_t, s_h = f"s_g_{name}_t", f"s_g_{name}_h"
+    if g_THD is None:  # any strides that Triton treats like real ones
+        return {pointer: like, s_t: 16, s_h: 16, has: False}
     T, H, D = g_THD.shape
-    return g_THD.stride(0) if T > 1 else H * D, g_THD.stride(1) if H > 1 else D
+    # The stride of an axis of length one means nothing: take the one of dense rows, so that no other kernel is
+    # compiled.
+    return {
+        pointer: g_THD,
+        s_t: g_THD.stride(0) if T > 1 else H * D,
+        s_h: g_THD.stride(1) if H > 1 else D,
+        has: True,
+    }
 
 
 def _with_first_part(g_u: Tensor | None, pre_TF: Tensor, buffer: GradientBuffer | None) -> Tensor:
@@ -252,7 +193,7 @@ def _with_first_part(g_u: Tensor | None, pre_TF: Tensor, buffer: GradientBuffer 
     return dpre
 
 
-class _Activate(torch.autograd.Function):
+class _SiluRotate(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, pre_TF: Tensor, heads: int, coords_q: Tensor | None, coords_k: Tensor | None, freqs_q: Tensor | None,
@@ -267,9 +208,11 @@ class _Activate(torch.autograd.Function):
         tile = _tile(P, D - 2 * P, heads, warps=2)
         out = torch.empty((T, 3, heads, D), dtype=pre_TF.dtype, device=pre_TF.device)
         given = (coords_q, coords_k, freqs_q, freqs_k, slopes_q, slopes_k, deltas_q, deltas_k, origin, betas)
-        pointers = [pre_TF if x is None else x for x in given]
+        pointers = [pre_TF if x is None else x for x in given]  # absent ones are never read
         if T:
-            _forward_kernel[(3 * triton.cdiv(T, tile["BLOCK_T"]),)](pre_TF, out, *pointers, T, **shape, **tile)
+            _forward_kernel[(3 * triton.cdiv(T, tile["BLOCK_T"]),)](
+                p_pre=pre_TF, p_out=out, **dict(zip(_POINTERS, pointers, strict=True)), T=T, **shape, **tile
+            )
         ctx.save_for_backward(pre_TF, *pointers)
         ctx.set_materialize_grads(False)
         ctx.shape, ctx.buffer = shape, buffer
@@ -285,7 +228,6 @@ class _Activate(torch.autograd.Function):
         tile = _tile(P, shape["D"] - 2 * P, shape["H"], warps=4)
         freq_grad = any(ctx.needs_input_grad[4:6]) or any(ctx.needs_input_grad[8:10])
         dense = [g if g is None or g.stride(-1) == 1 else g.contiguous() for g in grads]
-        strides = [s for g in dense for s in ((16, 16) if g is None else _strides(g))]
         dpre = _with_first_part(g_u, pre_TF, ctx.buffer)
         all_tiles = triton.cdiv(T, tile["BLOCK_T"])
         tiles = max(1, triton.cdiv(all_tiles, ROWS)) if freq_grad else 1  # of a program of q or k
@@ -293,9 +235,20 @@ class _Activate(torch.autograd.Function):
         partial = torch.empty((2, blocks if freq_grad else 0, C, P), dtype=torch.float64, device=pre_TF.device)
         if T:
             _backward_kernel[(2 * blocks + all_tiles,)](
-                pre_TF, *(pre_TF if g is None else g for g in dense), dpre, partial, *pointers, T, blocks, tiles,
-                *strides, *(g is not None for g in dense), FREQ_GRAD=freq_grad, **shape, **tile,
-            )  # fmt: skip
+                p_pre=pre_TF,
+                p_dpre=dpre,
+                p_partial=partial,
+                **dict(zip(_POINTERS, pointers, strict=True)),
+                T=T,
+                BLOCKS=blocks,
+                TILES=tiles,
+                **_gradient_arguments("v", dense[0], pre_TF),
+                **_gradient_arguments("q", dense[1], pre_TF),
+                **_gradient_arguments("k", dense[2], pre_TF),
+                FREQ_GRAD=freq_grad,
+                **shape,
+                **tile,
+            )
         nothing: list[Tensor | None] = [None] * 13
         if not freq_grad:
             return dpre, *nothing
@@ -303,13 +256,21 @@ class _Activate(torch.autograd.Function):
         if shape["LINEAR"]:
             ddeltas = torch.empty((2, P), dtype=torch.float32, device=pre_TF.device)
             _sum_coefficients_kernel[(triton.cdiv(P, 4), 2)](
-                partial, slopes_q, slopes_k, ddeltas, blocks, P, BLOCK_R=1024, BLOCK_P=4, num_warps=8
+                p_rows=partial,
+                p_slopes_q=slopes_q,
+                p_slopes_k=slopes_k,
+                p_sum=ddeltas,
+                R=blocks,
+                P=P,
+                BLOCK_R=1024,  # all partial rows at once
+                BLOCK_P=4,
+                num_warps=8,
             )
             nothing[7:9] = ddeltas.unbind()
             return dpre, *nothing
         dfreqs = torch.empty((2, C, P), dtype=freqs_q.dtype, device=pre_TF.device)
-        _sum_rows_kernel[(triton.cdiv(C * P, 4), 2)](
-            partial, dfreqs, blocks, C * P, BLOCK_R=512, BLOCK_N=4, num_warps=4
+        sum_rows_kernel[(triton.cdiv(C * P, SUM_TILE["BLOCK_N"]), 2)](
+            p_rows=partial, p_sum=dfreqs, R=blocks, N=C * P, **SUM_TILE
         )
         nothing[3:5] = dfreqs.unbind()
         return dpre, *nothing
@@ -322,10 +283,10 @@ def silu_rotate(
     """u, a view of the projection, and v, q, k, views of one tensor [T, 3, H, D]."""
     pre_TF = pre_TF.contiguous()
     if turns is None:
-        return _Activate.apply(pre_TF, heads, *[None] * 10, interleaved, buffer)
+        return _SiluRotate.apply(pre_TF, heads, *[None] * 10, interleaved, buffer)
     assert coords_q_CT is not None and coords_k_CT is not None
     assert coords_q_CT.shape == coords_k_CT.shape == (len(turns.freqs_q), len(pre_TF))
     assert turns.freqs_q.shape == turns.freqs_k.shape
     assert (turns.origin is None) == (turns.slopes_q is None), "linear frequencies turn from an origin, others do not"
     tensors = [None if x is None else x.contiguous() for x in (coords_q_CT, coords_k_CT, *turns)]
-    return _Activate.apply(pre_TF, heads, *tensors, interleaved, buffer)
+    return _SiluRotate.apply(pre_TF, heads, *tensors, interleaved, buffer)

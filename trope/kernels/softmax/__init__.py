@@ -1,9 +1,9 @@
-"""Softmax over a target and sampled items: its loss and gradient in one pass; and the drawing of those items.
+"""Softmax over a target and sampled items: loss and gradient in one pass; and the drawing of those items.
 
 Not an autograd operator: a training step always wants the gradient, and the fused kernel has it for the price of the
-loss. `x.backward(result.grad_x_TE)` carries it into the network; `coefs_TC` and `out_TE` are what table.py needs for
-the item vectors. The reference is in softmax/reference.py, the kernels in softmax/triton.py. For items that all
-tokens share see softmax/shared.py.
+loss. `x.backward(result.grad_x_TE)` carries it into the network; `coefs_TC` and `out_TE` are what trope.kernels.table
+needs for the item vectors. The reference is in softmax/reference.py, the kernels in softmax/triton.py. For items that
+all tokens share see softmax/shared.py.
 
 Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is padding), C candidates of a token.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.softmax import reference as softmax_reference
+from trope.kernels.softmax import reference
 from trope.kernels.softmax.reference import SoftmaxResult
 
 __all__ = ["SoftmaxResult", "draw_uniform", "sampled_softmax"]
@@ -27,7 +27,6 @@ def sampled_softmax(
     unit_VE: Tensor,
     weight: Tensor,
     temperature: float,
-    log_expected_V: Tensor | None = None,
     backend: Backend = "auto",
 ) -> SoftmaxResult:
     """Loss of each token's target among its candidates, and the gradient of weight * sum(loss).
@@ -40,13 +39,12 @@ def sampled_softmax(
         candidates_TC: int32 or int64; column 0 is the target (0: padding, no loss and no gradient), then negatives.
         unit_VE: [V+1, E] L2-normalised item vectors.
         weight: [1] float32 on the device, one over the number of targets of the whole batch.
-        log_expected_V: [V+1] logQ: a negative's score is lowered by its entry.
     """
     if resolve_backend(backend, unit_VE) == "torch":
-        return softmax_reference.sampled_softmax(x_TE, candidates_TC, unit_VE, weight, temperature, log_expected_V)
-    from trope.kernels.softmax import triton as softmax_triton
+        return reference.sampled_softmax(x_TE, candidates_TC, unit_VE, weight, temperature)
+    from trope.kernels.softmax import triton as fused  # only now: CPU users need no Triton
 
-    return softmax_triton.sampled_softmax(x_TE, candidates_TC, unit_VE, weight, temperature, log_expected_V)
+    return fused.sampled_softmax(x_TE, candidates_TC, unit_VE, weight, temperature)
 
 
 def draw_uniform(num_items: int, seed: Tensor, candidates_TC: Tensor, backend: Backend = "auto") -> None:
@@ -61,7 +59,7 @@ def draw_uniform(num_items: int, seed: Tensor, candidates_TC: Tensor, backend: B
         candidates_TC: int32 or int64, any strides.
     """
     if resolve_backend(backend, candidates_TC) == "torch":
-        return softmax_reference.draw_uniform(num_items, seed, candidates_TC)
-    from trope.kernels.softmax import triton as softmax_triton
+        return reference.draw_uniform(num_items, seed, candidates_TC)
+    from trope.kernels.softmax import triton as fused  # only now: CPU users need no Triton
 
-    return softmax_triton.draw_uniform(num_items, seed, candidates_TC)
+    return fused.draw_uniform(num_items, seed, candidates_TC)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 EPS = 1e-6  # shorter vectors are divided by this instead of by their length
-_PIECE = 1 << 26  # most gathered numbers at once
+_PIECE = 1 << 26  # most gathered numbers at once: 256 MiB in float32; a bound on memory, not tuned
 
 
 class SoftmaxResult(NamedTuple):
@@ -33,12 +33,11 @@ def sampled_softmax(
     unit_VE: Tensor,
     weight: Tensor,
     temperature: float,
-    log_expected_V: Tensor | None,
 ) -> SoftmaxResult:
-    """See softmax.py. Everything is float32, or float64 where the item vectors are."""
+    """See `trope.kernels.softmax.sampled_softmax`. Everything is float32, or float64 where the item vectors are."""
     tokens = max(1, _PIECE // (candidates_TC.shape[1] * x_TE.shape[1]))
     pieces = [
-        _tokens(x, candidates, unit_VE, weight, temperature, log_expected_V)
+        _tokens(x, candidates, unit_VE, weight, temperature)
         for x, candidates in zip(x_TE.split(tokens), candidates_TC.split(tokens), strict=True)
     ]
     return SoftmaxResult(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
@@ -50,7 +49,6 @@ def _tokens(
     unit_VE: Tensor,
     weight: Tensor,
     temperature: float,
-    log_expected_V: Tensor | None,
 ) -> SoftmaxResult:
     dtype = torch.float64 if unit_VE.dtype == torch.float64 else torch.float32
     x_TE = x_TE.to(dtype)
@@ -63,8 +61,6 @@ def _tokens(
     target_T1 = candidates_TC[:, :1]
     rows_TCE = unit_VE[candidates_TC].to(dtype)
     score_TC = torch.einsum("te,tce->tc", out_TE.to(dtype), rows_TCE) / temperature
-    if log_expected_V is not None:
-        score_TC[:, 1:] -= log_expected_V[candidates_TC[:, 1:]]
     is_out_TC = (candidates_TC == target_T1) | (candidates_TC == 0)
     is_out_TC[:, 0] = False
     score_TC = score_TC.masked_fill(is_out_TC, -math.inf)
@@ -85,7 +81,7 @@ def through_length(grad: Tensor, direction: Tensor, length: Tensor) -> Tensor:
 
 
 def draw_uniform(num_items: int, seed: Tensor, candidates_TC: Tensor) -> None:
-    """See softmax.py. Reads the seed on the host: for CPUs, where that waits for nothing."""
+    """See `trope.kernels.softmax.draw_uniform`. Reads the seed on the host: for CPUs, where that waits for nothing."""
     generator = torch.Generator(candidates_TC.device).manual_seed(int(seed))
     negatives_TN = candidates_TC[:, 1:]
     items_TN = torch.randint(1, num_items + 1, negatives_TN.shape, generator=generator, device=candidates_TC.device)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from trope.kernels.softmax.reference import EPS, through_length
 
-_TILE = 1 << 24  # most scores at once: 64 MiB
+_TILE = 1 << 24  # most scores at once: 64 MiB; a bound on memory, not tuned
 
 
 class SharedResult(NamedTuple):
@@ -46,7 +46,6 @@ def shared_softmax(
     unit_VE: Tensor,
     weight: Tensor,
     temperature: float,
-    log_expected_V: Tensor | None = None,
 ) -> SharedResult:
     """Loss of each token's target among itself and the shared items, and the gradient of weight * sum(loss).
 
@@ -59,7 +58,6 @@ def shared_softmax(
         items_N: int32 or int64, values 1 .. V.
         unit_VE: [V+1, E] L2-normalised item vectors.
         weight: [1] float32 on the device, one over the number of targets of the whole batch.
-        log_expected_V: [V+1] logQ: a shared item's score is lowered by its entry.
     """
     dtype = torch.promote_types(unit_VE.dtype, torch.float32)
     x_TE = x_TE.to(dtype)
@@ -68,17 +66,15 @@ def shared_softmax(
     out_TE = direction_TE.to(unit_VE.dtype).to(dtype)
     target_TE, item_NE = (unit_VE.index_select(0, items).to(dtype) for items in (targets_T, items_N))
     target_score_T = (out_TE * target_TE).sum(dim=1) / temperature
-    bias_N = item_NE.new_zeros(len(items_N))
-    if log_expected_V is not None:
-        bias_N -= log_expected_V[items_N]
     scale_T = (targets_T != 0) * (weight.to(dtype) / temperature)
 
     loss_T, coefs_T = torch.empty_like(target_score_T), torch.empty_like(target_score_T)
     grad_out_TE, grad_NE = torch.empty_like(out_TE), torch.zeros_like(item_NE)
     rows = max(1, _TILE // len(items_N))
+    nothing = item_NE.new_zeros(1)  # the product and its scale in one launch
     for first in range(0, len(x_TE), rows):
         tile = slice(first, first + rows)
-        score_RN = torch.addmm(bias_N, out_TE[tile], item_NE.T, alpha=1 / temperature)
+        score_RN = torch.addmm(nothing, out_TE[tile], item_NE.T, beta=0, alpha=1 / temperature)
         score_RN.masked_fill_(targets_T[tile, None] == items_N, -math.inf)
         target_score_R = target_score_T[tile]
         largest_R = torch.maximum(score_RN.amax(dim=1), target_score_R)

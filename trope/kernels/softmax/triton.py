@@ -8,6 +8,16 @@ Notable:
 - raw scores go to `coefs` and are turned into coefficients by the same program at the end;
 - negatives come from Philox, four to a call.
 
+Names of the kernel arguments:
+
+- p_x: raw outputs of the network [T, E], rows s_x elements apart. p_out: normalised, in the dtype of the item vectors
+  [T, E].
+- p_candidates: [T, C]; s_c elements between rows in the softmax, s_t between rows and s_c between columns in the draw.
+- p_unit: item vectors [V + 1, E]. p_weight: float32 [1].
+- p_loss [T], p_grad [T, E] (by p_x), p_coefs [T, C] (by each cosine): float32 results.
+- CHUNK: candidates in registers at once. BLOCK_C: candidates of a pass over the scores. BLOCK_E: E rounded up.
+- p_seed: int64 [1]. N: negatives of a token.
+
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, E model width, V catalogue, C candidates of a token (the target and N negatives).
 """
@@ -22,7 +32,10 @@ from torch import Tensor
 
 from trope.kernels.softmax.reference import EPS, SoftmaxResult
 
-_TILE = 2048  # gathered numbers of a chunk in a warp's registers; the next chunk is on its way meanwhile
+# Gathered numbers of a chunk in a warp's registers, while the next chunk is on its way: 64 registers a thread each. No
+# file holds a comparison with other sizes; at this one the kernel takes 0.62 ms on `shop`
+# (results/profile-shop-h200.txt).
+_TILE = 2048
 
 
 @triton.jit
@@ -41,10 +54,11 @@ def _load_rows(p_unit, b_id, target, o_e, E: tl.constexpr):
 
 @triton.jit
 def _softmax_kernel(
-    p_x, p_candidates, p_unit, p_weight, p_log_expected, p_loss, p_grad, p_out, p_coefs, s_x, s_c, inv_temperature,
-    C: tl.constexpr, E: tl.constexpr, EPS: tl.constexpr, LOGQ: tl.constexpr,
+    p_x, p_candidates, p_unit, p_weight, p_loss, p_grad, p_out, p_coefs, s_x, s_c, inv_temperature,
+    C: tl.constexpr, E: tl.constexpr, EPS: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
+    """Grid (T,): loss, gradient and coefficients of one token."""
     i_t = tl.program_id(0).to(tl.int64)
     o_e = tl.arange(0, BLOCK_E)
     m_e = o_e < E
@@ -80,8 +94,6 @@ def _softmax_kernel(
             b_after_id = _load_ids(p_ids, i_c + 2 * CHUNK, C, CHUNK)
             m_c = (b_id != target) & (b_id != 0)
             b_score = tl.sum(b_rows * b_out[None, :], axis=1) * inv_temperature
-            if LOGQ:
-                b_score -= tl.load(p_log_expected + b_id, mask=m_c, other=0.0)
             b_score = tl.where(m_c, b_score, float("-inf"))
             tl.store(p_scores + o_c, b_score, mask=o_c < C)
             new_largest = tl.maximum(largest, tl.max(b_score))
@@ -112,7 +124,7 @@ def _softmax_kernel(
 
 @triton.jit
 def _uniform_kernel(p_candidates, p_seed, T, num_items, s_t, s_c, N: tl.constexpr, BLOCK: tl.constexpr):
-    """Negatives k, Q + k, 2 Q + k and 3 Q + k of a token come from one call of Philox, with Q a quarter of N."""
+    """Grid (blocks of calls,): one Philox call gives negatives k, Q + k, 2 Q + k and 3 Q + k of a token, Q = N / 4."""
     Q: tl.constexpr = (N + 3) // 4
     o_i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     o_t, o_k = o_i // Q, o_i % Q
@@ -128,6 +140,7 @@ def _uniform_kernel(p_candidates, p_seed, T, num_items, s_t, s_c, N: tl.constexp
 
 @triton.jit
 def _store_items(p_row, s_c, b_random, o_n, m_t, m_target, num_items, N: tl.constexpr):
+    """Items from 32 random bits each, into column o_n + 1 of the candidates; 0 where the token has no target."""
     # The high word of random * num_items: uniform over 0 .. num_items - 1 up to num_items / 2^32.
     b_high = (b_random.to(tl.uint32, bitcast=True).to(tl.uint64) * num_items) >> 32
     b_item = tl.where(m_target, b_high.to(tl.int32) + 1, 0)
@@ -143,14 +156,12 @@ def _tile(width: int, negatives: int) -> dict[str, int]:
 
 
 def sampled_softmax(
-    x_TE: Tensor, candidates_TC: Tensor, unit_VE: Tensor, weight: Tensor, temperature: float,
-    log_expected_V: Tensor | None,
+    x_TE: Tensor, candidates_TC: Tensor, unit_VE: Tensor, weight: Tensor, temperature: float
 ) -> SoftmaxResult:  # fmt: skip
-    """See softmax.py; float32 results."""
+    """See `trope.kernels.softmax.sampled_softmax`; float32 results."""
     (T, E), C = x_TE.shape, candidates_TC.shape[1]
     assert len(candidates_TC) == T and unit_VE.shape[1] == E and unit_VE.is_contiguous() and weight.numel() == 1
     assert C >= 2, "a softmax needs at least one negative"
-    assert log_expected_V is None or log_expected_V.shape == unit_VE.shape[:1]
     x_TE = x_TE if x_TE.stride(1) == 1 else x_TE.contiguous()
     candidates_TC = candidates_TC if candidates_TC.stride(1) == 1 else candidates_TC.contiguous()
     result = SoftmaxResult(
@@ -161,21 +172,41 @@ def sampled_softmax(
     )
     if T:
         _softmax_kernel[(T,)](
-            x_TE, candidates_TC, unit_VE, weight, weight if log_expected_V is None else log_expected_V.contiguous(),
-            *result, x_TE.stride(0), candidates_TC.stride(0), 1.0 / temperature,
-            C=C, E=E, EPS=EPS, LOGQ=log_expected_V is not None, **_tile(E, C - 1),
-        )  # fmt: skip
+            p_x=x_TE,
+            p_candidates=candidates_TC,
+            p_unit=unit_VE,
+            p_weight=weight,
+            p_loss=result.loss_T,
+            p_grad=result.grad_x_TE,
+            p_out=result.out_TE,
+            p_coefs=result.coefs_TC,
+            s_x=x_TE.stride(0),
+            s_c=candidates_TC.stride(0),
+            inv_temperature=1.0 / temperature,
+            C=C,
+            E=E,
+            EPS=EPS,
+            **_tile(E, C - 1),
+        )
     return result
 
 
 def draw_uniform(num_items: int, seed: Tensor, candidates_TC: Tensor) -> None:
-    """See softmax.py; in place."""
+    """See `trope.kernels.softmax.draw_uniform`; in place."""
     T, C = candidates_TC.shape
     assert 0 < num_items < 2**31 and seed.dtype == torch.int64 and seed.numel() == 1
-    block = 256
+    block = 256  # Philox calls of a program; not tuned
     calls = T * triton.cdiv(C - 1, 4)
     assert calls < 2**31 - block, "Philox's counter is a 32-bit one here"
     if calls:
         _uniform_kernel[(triton.cdiv(calls, block),)](
-            candidates_TC, seed, T, num_items, *candidates_TC.stride(), N=C - 1, BLOCK=block, num_warps=4
+            p_candidates=candidates_TC,
+            p_seed=seed,
+            T=T,
+            num_items=num_items,
+            s_t=candidates_TC.stride(0),
+            s_c=candidates_TC.stride(1),
+            N=C - 1,
+            BLOCK=block,
+            num_warps=4,
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.table import reference as table_reference
+from trope.kernels.table import reference
 from trope.kernels.table.reference import InputEntries, ScoreEntries
 
 __all__ = ["InputEntries", "ScoreEntries", "invert", "table_gradient", "unit_vectors", "update_table"]
@@ -30,20 +30,20 @@ def invert(items: Tensor, num_items: int, backend: Backend = "auto") -> tuple[Te
         items: candidates [T, C] or inputs [T], values 0 .. num_items.
     """
     if resolve_backend(backend, items) == "torch":
-        return table_reference.invert(items, num_items)
-    from trope.kernels.table import triton as table_triton
+        return reference.invert(items, num_items)
+    from trope.kernels.table import triton as fused
 
-    return table_triton.invert(items, num_items)
+    return fused.invert(items, num_items)
 
 
 @torch.no_grad()
 def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries, backend: Backend = "auto") -> Tensor:
     """The table's gradient as a dense tensor [V+1, E], for clipping and for several processes."""
     if resolve_backend(backend, table_VE) == "torch":
-        return table_reference.table_gradient(table_VE, scores, inputs)
-    from trope.kernels.table import triton as table_triton
+        return reference.table_gradient(table_VE, scores, inputs)
+    from trope.kernels.table import triton as fused
 
-    return table_triton.table_gradient(table_VE, scores, inputs)
+    return fused.table_gradient(table_VE, scores, inputs)
 
 
 @torch.no_grad()
@@ -71,17 +71,17 @@ def update_table(
     """
     arguments = (table_VE, exp_avg_VE, exp_avg_sq, unit_VE, scores, inputs, hyper)
     if resolve_backend(backend, table_VE) == "torch":
-        return table_reference.update_table(*arguments)
-    from trope.kernels.table import triton as table_triton
+        return reference.update_table(*arguments)
+    from trope.kernels.table import triton as fused
 
-    return table_triton.update_table(*arguments)
+    return fused.update_table(*arguments)
 
 
 @torch.no_grad()
 def unit_vectors(table_VE: Tensor, dtype: torch.dtype, backend: Backend = "auto") -> Tensor:
     """Every row over its length, w / max(|w|, 1e-6), in another dtype."""
     if resolve_backend(backend, table_VE) == "torch":
-        return table_reference.unit_vectors(table_VE, dtype)
-    from trope.kernels.table import triton as table_triton
+        return reference.unit_vectors(table_VE, dtype)
+    from trope.kernels.table import triton as fused
 
-    return table_triton.unit_vectors(table_VE, dtype)
+    return fused.unit_vectors(table_VE, dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trope.kernels.softmax.reference import EPS, through_length
 
-_PIECE = 1 << 26  # most gathered numbers at once
+_PIECE = 1 << 26  # most gathered numbers at once: 256 MiB in float32; a bound on memory, not tuned
 
 
 class ScoreEntries(NamedTuple):
@@ -34,14 +34,14 @@ class InputEntries(NamedTuple):
 
 
 def invert(items: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
-    """See table.py."""
+    """See `trope.kernels.table.invert`."""
     by_item, order = torch.sort(items.reshape(-1).int(), stable=True)
     bounds = torch.arange(num_items + 2, dtype=torch.int32, device=items.device)
     return order, torch.searchsorted(by_item, bounds, out_int32=True)
 
 
 def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> Tensor:
-    """See table.py; in the table's dtype."""
+    """See `trope.kernels.table.table_gradient`; in the table's dtype."""
     tokens, candidates = scores.coefs_TC.shape
     assert scores.order.numel() == tokens * candidates
     grad_unit_VE = torch.zeros_like(table_VE)
@@ -74,7 +74,7 @@ def update_table(
     inputs: InputEntries,
     hyper: Tensor,
 ) -> Tensor:
-    """See table.py. Everything is in the table's dtype."""
+    """See `trope.kernels.table.update_table`. Everything is in the table's dtype."""
     grad_VE = table_gradient(table_VE, scores, inputs)
     adamw(table_VE[1:], exp_avg_VE[1:], exp_avg_sq[1:], grad_VE[1:], *hyper.double().unbind())
     unit_VE[1:] = unit_vectors(table_VE, unit_VE.dtype)[1:]
@@ -107,5 +107,5 @@ def adamw(
 
 
 def unit_vectors(table_VE: Tensor, dtype: torch.dtype) -> Tensor:
-    """See table.py."""
+    """See `trope.kernels.table.unit_vectors`."""
     return (table_VE / table_VE.norm(dim=1, keepdim=True).clamp_min(EPS)).to(dtype)

@@ -8,12 +8,27 @@ Notable:
 - with one second moment a row (ROWWISE) a third less is read and written: 18 bytes a number instead of 26;
 - bias corrections are formed once, in float64, by a kernel of one program: the step number is on the device.
 
+Names of the kernel arguments:
+
+- p_table, p_avg: weights and first moment, float32 [V + 1, E]. p_sq: second moment [V + 1, E], or [V + 1] if ROWWISE.
+  p_unit: unit vectors [V + 1, E]. p_grad: the gradient [V + 1, E]. If UPDATE all but p_grad are written, else p_grad
+  alone.
+- p_order, p_first, p_coefs, p_out: the score entries (`ScoreEntries`). p_in_order, p_in_first, p_in_grad: the input
+  entries (`InputEntries`), whose sum is multiplied by `scale`.
+- p_hyper: lr, beta1, beta2, eps, weight decay, step. p_factors: float32 [8], what they become (`_factors_kernel`).
+- p_partial: squared gradient of each program's rows. num_rows: V + 1.
+- ROWS: items of a program. CHUNK, IN_CHUNK: score and input entries of each in registers at once. BLOCK_E: E rounded
+  up.
+- p_by_item: sorted keys [N]; num_firsts: V + 2.
+
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask.
 Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is padding), C candidates of a token.
 """
 
 # Triton's own language: its functions are compiled, not called, and its constexpr arguments have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
+
+from typing import Any
 
 import torch
 import triton
@@ -23,13 +38,16 @@ from torch import Tensor
 from trope.kernels.softmax.reference import EPS
 from trope.kernels.table.reference import InputEntries, ScoreEntries
 
-_TILE = 2048  # gathered numbers in registers at once: fewer registers, more programs that wait side by side
-_SHORT_KEYS = 1 << 16  # so many items have 16-bit sort keys: half the passes of a radix sort
+# Gathered numbers in registers at once: fewer registers, more programs that wait side by side. results/table-h200.txt
+# compares rows, chunks, warps and cache hints on an H200; none is better by more than a few percent.
+_TILE = 2048
+# Below this many items sort keys have 16 bits: half the passes of a radix sort.
+_SHORT_KEYS = 1 << 16
 
 
 @triton.jit
 def _first_kernel(p_by_item, p_first, N, num_firsts, LOWEST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
-    """Where each item's entries begin: a binary search in the sorted keys, which begin at LOWEST."""
+    """Grid (blocks of items,): where each item's entries begin; a binary search in the sorted keys, from LOWEST on."""
     o_v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_key = o_v + LOWEST
     b_low, b_high = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32) + N
@@ -71,6 +89,7 @@ def _table_kernel(
     C: tl.constexpr, E: tl.constexpr, EPS: tl.constexpr, UPDATE: tl.constexpr, ROWWISE: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, IN_CHUNK: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
+    """Grid (blocks of ROWS items,): gradient, and if UPDATE the AdamW step and the new unit vectors."""
     o_v = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     o_e = tl.arange(0, BLOCK_E)
     m_v = (o_v > 0) & (o_v < num_rows)
@@ -85,13 +104,19 @@ def _table_kernel(
         b_avg = tl.load(p_avg + o_w, mask=m, other=0.0, eviction_policy="evict_first")
         b_sq = tl.load(p_sq + o_sq, mask=m_sq, other=0.0, eviction_policy="evict_first")
 
-    b_g = _entry_sums(p_order, p_first, p_coefs, p_out, o_v, m_v, o_e, C, E, True, CHUNK)
+    b_g = _entry_sums(
+        p_order=p_order, p_first=p_first, p_coefs=p_coefs, p_rows=p_out, o_v=o_v, m_v=m_v, o_e=o_e, C=C, E=E,
+        WEIGHTED=True, CHUNK=CHUNK,
+    )  # fmt: skip
     b_length = tl.sqrt(tl.sum(b_w * b_w, axis=1))
     b_inverse = 1.0 / tl.maximum(b_length, EPS)
     # Back through the normalisation: without the radial part, over the length.
     b_radial = tl.where(b_length > EPS, tl.sum(b_g * b_w, axis=1) * b_inverse * b_inverse, 0.0)
     b_g = (b_g - b_w * b_radial[:, None]) * b_inverse[:, None]
-    b_g += scale * _entry_sums(p_in_order, p_in_first, p_coefs, p_in_grad, o_v, m_v, o_e, 1, E, False, IN_CHUNK)
+    b_g += scale * _entry_sums(
+        p_order=p_in_order, p_first=p_in_first, p_coefs=p_coefs, p_rows=p_in_grad, o_v=o_v, m_v=m_v, o_e=o_e, C=1, E=E,
+        WEIGHTED=False, CHUNK=IN_CHUNK,
+    )  # fmt: skip
 
     if UPDATE:
         decay, beta1, rest1, beta2, rest2 = (
@@ -117,7 +142,7 @@ def _table_kernel(
 
 @triton.jit
 def _factors_kernel(p_hyper, p_factors):
-    """From the hyperparameters to what a row multiplies by, in float64."""
+    """Grid (1,): what every row multiplies by, formed in float64 from the hyperparameters."""
     lr, beta1 = tl.load(p_hyper).to(tl.float64), tl.load(p_hyper + 1).to(tl.float64)
     beta2, eps = tl.load(p_hyper + 2).to(tl.float64), tl.load(p_hyper + 3).to(tl.float64)
     weight_decay, step = tl.load(p_hyper + 4).to(tl.float64), tl.load(p_hyper + 5).to(tl.float64)
@@ -138,6 +163,7 @@ def _factors_kernel(p_hyper, p_factors):
 def _unit_kernel(
     p_table, p_unit, num_rows, E: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr
 ):
+    """Grid (blocks of ROWS items,)."""
     o_v = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     o_e = tl.arange(0, BLOCK_E)
     m = (o_v < num_rows)[:, None] & (o_e < E)[None, :]
@@ -148,13 +174,17 @@ def _unit_kernel(
 
 
 def _rows(width: int) -> dict[str, int]:
-    """Rows of a program that has nothing to wait for: 512 numbers a warp, 16 a thread."""
+    """Block sizes of a program that has nothing to wait for: 512 numbers a warp, 16 a thread. Not tuned."""
     block_e = max(16, triton.next_power_of_2(width))
     return {"ROWS": max(1, 512 // block_e), "BLOCK_E": block_e, "num_warps": max(1, block_e // 512)}
 
 
 def _tile(width: int, per_item: float) -> dict[str, int]:
-    """Block sizes for so many score entries per item: few are gathered for several rows at once, many by chunks."""
+    """Block sizes for so many score entries per item: few are gathered for several rows at once, many by chunks.
+
+    For `shop` (E 128, under two entries an item) this is rows 2, chunk 2, one warp: the fastest tile in
+    results/table-h200.txt, where other cache hints gain at most 3 %.
+    """
     tile = _rows(width)
     tile["ROWS"] = 1 if per_item >= 16 else max(1, tile["ROWS"] // 2)
     room = _TILE // (tile["ROWS"] * tile["BLOCK_E"]) * tile["num_warps"]
@@ -165,7 +195,7 @@ def _tile(width: int, per_item: float) -> dict[str, int]:
 
 
 def invert(items: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
-    """See table.py."""
+    """See `trope.kernels.table.invert`."""
     flat = items.reshape(-1)
     if num_items < _SHORT_KEYS:
         lowest = -(_SHORT_KEYS // 2)
@@ -174,11 +204,17 @@ def invert(items: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
         lowest, keys = 0, flat.int()
     by_item, order = torch.sort(keys, stable=True)
     first_V = torch.empty(num_items + 2, dtype=torch.int32, device=items.device)
-    block = 512
+    block = 512  # not tuned
     _first_kernel[(triton.cdiv(num_items + 2, block),)](
-        by_item, first_V, flat.numel(), num_items + 2,
-        LOWEST=lowest, STEPS=flat.numel().bit_length(), BLOCK=block, num_warps=4,
-    )  # fmt: skip
+        p_by_item=by_item,
+        p_first=first_V,
+        N=flat.numel(),
+        num_firsts=num_items + 2,
+        LOWEST=lowest,
+        STEPS=flat.numel().bit_length(),
+        BLOCK=block,
+        num_warps=4,
+    )
     return order, first_V
 
 
@@ -193,24 +229,41 @@ def _check(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> None
     assert all(tensor.is_contiguous() for tensor in tensors)
 
 
-def _launch(
-    table_VE: Tensor, others: tuple[Tensor, ...], scores: ScoreEntries, inputs: InputEntries, update: bool,
-    tile: dict[str, int],
-) -> None:  # fmt: skip
-    (rows, E), exp_avg_sq = table_VE.shape, others[1]
-    _table_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
-        table_VE, *others, *scores, *inputs, rows,
-        C=scores.coefs_TC.shape[1], E=E, EPS=EPS, UPDATE=update, ROWWISE=exp_avg_sq.ndim == 1, **tile,
-    )  # fmt: skip
+def _entry_arguments(scores: ScoreEntries, inputs: InputEntries) -> dict[str, Any]:
+    """What the gradient is made of, as `_table_kernel` names it."""
+    return {
+        "p_order": scores.order,
+        "p_first": scores.first_V,
+        "p_coefs": scores.coefs_TC,
+        "p_out": scores.out_TE,
+        "p_in_order": inputs.order,
+        "p_in_first": inputs.first_V,
+        "p_in_grad": inputs.grad_TE,
+        "scale": inputs.scale,
+        "C": scores.coefs_TC.shape[1],
+    }
 
 
 def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> Tensor:
-    """See table.py; float32."""
+    """See `trope.kernels.table.table_gradient`; float32."""
     _check(table_VE, scores, inputs)
+    rows, E = table_VE.shape
     grad_VE = torch.empty_like(table_VE)
-    tile = _tile(table_VE.shape[1], scores.order.numel() / len(table_VE))
-    # Of the other tensors only the gradient is touched.
-    _launch(table_VE, (*[table_VE] * 3, grad_VE, *[table_VE] * 2), scores, inputs, False, tile)
+    tile = _tile(E, scores.order.numel() / rows)
+    # Without UPDATE the kernel touches the table, the entries and the gradient; the table stands in for the rest.
+    unused = dict.fromkeys(("p_avg", "p_sq", "p_unit", "p_partial", "p_factors"), table_VE)
+    _table_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+        p_table=table_VE,
+        p_grad=grad_VE,
+        **unused,
+        **_entry_arguments(scores, inputs),
+        num_rows=rows,
+        E=E,
+        EPS=EPS,
+        UPDATE=False,
+        ROWWISE=False,
+        **tile,
+    )
     return grad_VE
 
 
@@ -218,27 +271,43 @@ def update_table(
     table_VE: Tensor, exp_avg_VE: Tensor, exp_avg_sq: Tensor, unit_VE: Tensor,
     scores: ScoreEntries, inputs: InputEntries, hyper: Tensor,
 ) -> Tensor:  # fmt: skip
-    """See table.py; float32."""
+    """See `trope.kernels.table.update_table`; float32."""
     _check(table_VE, scores, inputs)
     for other in (exp_avg_VE, unit_VE):
         assert other.shape == table_VE.shape and other.is_contiguous()
     assert exp_avg_sq.shape in (table_VE.shape, table_VE.shape[:1]) and exp_avg_sq.is_contiguous()
     assert exp_avg_VE.dtype == exp_avg_sq.dtype == torch.float32 and hyper.shape == (6,)
-    tile = _tile(table_VE.shape[1], scores.order.numel() / len(table_VE))
+    rows, E = table_VE.shape
+    tile = _tile(E, scores.order.numel() / rows)
+    blocks = triton.cdiv(rows, tile["ROWS"])
     factors = torch.empty(8, dtype=torch.float32, device=table_VE.device)
-    _factors_kernel[(1,)](hyper.contiguous(), factors, num_warps=1)
-    partial = torch.empty(triton.cdiv(len(table_VE), tile["ROWS"]), dtype=torch.float32, device=table_VE.device)
-    others = (exp_avg_VE, exp_avg_sq, unit_VE, table_VE, partial, factors)
-    _launch(table_VE, others, scores, inputs, True, tile)
+    _factors_kernel[(1,)](p_hyper=hyper.contiguous(), p_factors=factors, num_warps=1)
+    partial = torch.empty(blocks, dtype=torch.float32, device=table_VE.device)
+    _table_kernel[(blocks,)](
+        p_table=table_VE,
+        p_avg=exp_avg_VE,
+        p_sq=exp_avg_sq,
+        p_unit=unit_VE,
+        p_grad=table_VE,  # not touched with UPDATE
+        p_partial=partial,
+        p_factors=factors,
+        **_entry_arguments(scores, inputs),
+        num_rows=rows,
+        E=E,
+        EPS=EPS,
+        UPDATE=True,
+        ROWWISE=exp_avg_sq.ndim == 1,
+        **tile,
+    )
     return partial.sum(dim=0, keepdim=True)
 
 
 def unit_vectors(table_VE: Tensor, dtype: torch.dtype) -> Tensor:
-    """See table.py."""
+    """See `trope.kernels.table.unit_vectors`."""
     assert table_VE.dtype == torch.float32 and table_VE.is_contiguous()
     unit_VE = torch.empty(table_VE.shape, dtype=dtype, device=table_VE.device)
     tile = _rows(table_VE.shape[1])
     _unit_kernel[(triton.cdiv(len(table_VE), tile["ROWS"]),)](
-        table_VE, unit_VE, len(table_VE), E=table_VE.shape[1], EPS=EPS, **tile
+        p_table=table_VE, p_unit=unit_VE, num_rows=len(table_VE), E=table_VE.shape[1], EPS=EPS, **tile
     )
     return unit_VE

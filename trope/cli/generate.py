@@ -1,4 +1,4 @@
-"""The commands `trope generate` and `trope inspect`; `trope.cli.main` hangs them in."""
+"""The command `trope generate`: the calendar shop, an event log whose ground truth is known."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trope.data.synthetic.config import CalendarShop
+from trope.times import parse_moment, say_moment
 
 _SHOP = CalendarShop()
 _SIZE = "Size"
@@ -25,7 +26,9 @@ def generate(
     min_events: Annotated[int, typer.Option(help="Fewest events of a user.", rich_help_panel=_SIZE)] = (
         _SHOP.min_events
     ),
-    start: Annotated[int, typer.Option(help="A Monday 00:00 UTC, Unix seconds.", rich_help_panel=_SIZE)] = _SHOP.start,
+    start: Annotated[
+        str, typer.Option(help="First day of the log, a Monday such as 2015-01-05.", rich_help_panel=_SIZE)
+    ] = say_moment(_SHOP.start)[: len("2015-01-05")],
     years: Annotated[float, typer.Option(help="Length of the log.", rich_help_panel=_SIZE)] = _SHOP.years,
     tastes: Annotated[bool, typer.Option(help="Users prefer a few categories.", rich_help_panel=_EFFECTS)] = True,
     replenishment: Annotated[
@@ -52,7 +55,7 @@ def generate(
         items=items,
         mean_events=mean_events,
         min_events=min_events,
-        start=start,
+        start=parse_moment(start, "--start"),
         years=years,
         seed=seed,
         tastes=tastes,
@@ -69,19 +72,3 @@ def generate(
     )
     write_events(out, shop, workers=workers, overwrite=overwrite)
     typer.echo(f"wrote {out}")
-
-
-def inspect(
-    data: Annotated[Path, typer.Argument(help="A folder made by `trope prepare`.")],
-    html: Annotated[Path | None, typer.Option(help="Also write one self-contained page with plots.")] = None,
-) -> None:
-    """Show the temporal structure of a prepared dataset: lengths, gaps, activity, lifetimes, calendar signal."""
-    from trope.data.inspect import inspect as measure
-    from trope.data.inspect.terminal import show
-
-    report = measure(data)
-    show(report)
-    if html is not None:
-        from trope.data.inspect.html import write_html
-
-        typer.echo(f"\nwrote {write_html(report, html)}")

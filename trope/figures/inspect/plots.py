@@ -1,10 +1,9 @@
-"""The report's plots as SVG text; colours from the Okabe-Ito set, which colour-blind readers can tell apart."""
+"""The plots on the page of `trope inspect`, as SVG."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -16,54 +15,50 @@ from numpy.typing import NDArray
 from trope.data.inspect.durations import EDGES, UNIT_EDGES, UNITS, count_durations
 from trope.data.inspect.measure import Report
 from trope.data.inspect.summary import MONTHS, WEEKDAYS, length_bins
+from trope.figures.style import BLUE, PALE, VERMILION, content, style
 
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
-# A fixed salt and no date: the same report gives the same bytes. Text stays text, so that it can be selected and found.
-_STYLE: Any = {
-    "svg.hashsalt": "trope",
-    "svg.fonttype": "none",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-}
+_WIDTH, _FONT_SIZE = 6.4, 10  # smaller than a run's figures: two stand side by side
 
 
-def plots(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield each plot's caption and its SVG element."""
-    yield _CALENDAR, _draw(_calendar, report, height=2.4)
-    yield _TIMELINE, _draw(_timeline, report, height=2.4)
-    yield _GAPS, _draw(_gaps, report)
-    yield _WEEK, _draw(_week, report)
-    yield _LENGTHS, _draw(_lengths, report)
-    yield _MONTHS, _draw(_months, report)
-    yield _LIFETIMES, _draw(_lifetimes, report)
-    yield _POPULARITY, _draw(_popularity, report)
+class Plot(NamedTuple):
+    """A plot's title, how to read it, and its SVG."""
+
+    title: str
+    caption: str
+    svg: bytes
+
+
+def plots(report: Report) -> Iterator[Plot]:
+    """Yield the plots in the order of the page."""
+    yield _draw(_calendar, _CALENDAR, report, height=2.4)
+    yield _draw(_timeline, _TIMELINE, report, height=2.4)
+    yield _draw(_gaps, _GAPS, report)
+    yield _draw(_week, _WEEK, report)
+    yield _draw(_lengths, _LENGTHS, report)
+    yield _draw(_months, _MONTHS, report)
+    yield _draw(_lifetimes, _LIFETIMES, report)
+    yield _draw(_popularity, _POPULARITY, report)
 
 
 _CALENDAR = (
-    "Explained: what the item tells about the phase of the cycle, beyond chance; items that come and go raise it, too. "
-    "Repeating: the part that one cycle teaches about the next, which a calendar-aware model can use."
+    "Explained: how much the item tells about the phase of the cycle, beyond chance. Items that come and go raise it. "
+    "Repeating: how much one cycle tells about the next. A calendar-aware model can use that part."
 )
 _TIMELINE = "Events over the whole log. A ragged end or a jump may be a change in how the data were collected."
-_GAPS = "The time scales that an encoding has to resolve: from one event to the next, and back to the same item."
-_WEEK = "When users are active. Times are UTC: a shop in another zone is shifted by its offset."
-_LENGTHS = "How much history there is to learn from; it guides the maximum length."
-_MONTHS = "Activity by month of the year; uneven coverage of the year shows up here as well."
-_LIFETIMES = "From an item's first to its last event. Short lives mean that yesterday's items are not tomorrow's."
-_POPULARITY = "How unequal items are: the share of all events that the most popular items collect."
+_GAPS = "The time scales that an encoding has to resolve: to the user's next event, and back to the same item."
+_WEEK = "When users are active. Times are UTC, so a shop in another time zone is shifted by its offset."
+_LENGTHS = "How many events a user has. Choose the model's longest history (model.max_len) by it."
+_MONTHS = "Activity by month of the year. A log that covers some months more often shows it here, too."
+_LIFETIMES = "From an item's first to its last event. If lives are short, a model must learn new items quickly."
+_POPULARITY = "The share of all events that the most popular items have."
 
 
-def _draw(plot: Callable[[Report, Axes], None], report: Report, height: float = 3.0) -> str:
-    """Return one plot as an SVG element."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(6.4, height), layout="constrained")
-        plot(report, figure.subplots())
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-    return text.getvalue()[text.getvalue().index("<svg") :]
+def _draw(plot: Callable[[Report, Axes], None], caption: str, report: Report, height: float = 3.0) -> Plot:
+    with style(), matplotlib.rc_context({"font.size": _FONT_SIZE}):
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        axes = figure.subplots()
+        plot(report, axes)
+    return Plot(axes.get_title(loc="left"), caption, content(figure, "svg"))
 
 
 def _calendar(report: Report, axes: Axes) -> None:
@@ -72,7 +67,7 @@ def _calendar(report: Report, axes: Axes) -> None:
     at = np.arange(len(names))
     for offset, label, colour, values in (
         (-0.18, "repeating", BLUE, [100 * signal.repeating for signal in report.signals]),
-        (0.18, "explained, drift included", GREY, [100 * signal.explained for signal in report.signals]),
+        (0.18, "explained, drift included", PALE, [100 * signal.explained for signal in report.signals]),
     ):
         bars = axes.barh(at + offset, values, 0.34, color=colour, label=label)
         axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3)
@@ -102,7 +97,7 @@ def _gaps(report: Report, axes: Axes) -> None:
     axes.set_title("Time between events")
     _durations(axes, report.gaps, BLUE, "to the next event", fill=True)
     if report.returns.sum():
-        _durations(axes, report.returns, ORANGE, "since the same item", fill=False)
+        _durations(axes, report.returns, VERMILION, "since the same item", fill=False)
     _duration_axes(axes)
     axes.set_ylabel("% of gaps above 0 s")
 

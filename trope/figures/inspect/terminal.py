@@ -1,4 +1,4 @@
-"""The report as text: aligned tables with bars, in the width of the terminal."""
+"""The report of `trope inspect` as text: tables with bars, in the width of the terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BAR = 12
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def show(report: Report, console: Console | None = None) -> None:
+def show_report(report: Report, console: Console | None = None) -> None:
     """Print the report."""
     console = console or Console()
     console.print(f"[bold]{escape(report.name)}[/bold], protocol {escape(report.protocol)}; all times are UTC\n")

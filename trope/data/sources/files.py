@@ -1,21 +1,18 @@
-"""Sources: where events come from and which columns hold user, item and time.
-
-A `Source` is a plain description; engines read it. `trope.data.sources.resolve` makes one from what the user typed.
-"""
+"""Sources that are files: which files a path means, of what kind they are, and which columns they have."""
 
 from __future__ import annotations
 
 import csv
 import glob
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-TIME_UNITS = ("s", "ms", "us", "ns", "iso")
+from trope.data.sources.description import TIME_UNITS, Columns, Source
+
 _SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -31,87 +28,8 @@ _COMPRESSED = (".gz", ".zst")
 _HEADER_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Names of the columns that matter; None where the source has no such column."""
-
-    user: str = "user"
-    item: str = "item"
-    time: str = "timestamp"
-    basket: str | None = None
-    event: str | None = None
-
-    def used(self) -> dict[str, str]:
-        """Role to column name, for the roles that are there."""
-        return {role: name for role, name in vars(self).items() if name is not None}
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """Replaces each item by a coarser one: the `value` of its `key` in a Parquet file."""
-
-    path: Path
-    key: str
-    value: str
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Users, items and interactions, as a paper prints them."""
-
-    users: int
-    items: int
-    events: int
-
-
-@dataclass(frozen=True)
-class Source:
-    """Everything an engine must know to read the events.
-
-    files: the files, in the order that breaks ties in time. Empty for a table.
-    kind: `csv`, `json` (one object a line), `parquet` or `table`.
-    fields: all columns of a CSV file in order, whether or not its first line names them (`header`).
-    url, table: an Ibis connection URL and a table there, for kind `table`.
-    min_user, min_item: the filter this source is customarily used with.
-    names: item names for display, by original id; called once.
-    paper: the paper's counts for this set, to compare with.
-    """
-
-    name: str
-    kind: str
-    columns: Columns
-    files: tuple[Path, ...] = ()
-    fields: tuple[str, ...] = ()
-    header: bool = True
-    delimiter: str = ","
-    quote: str = '"'
-    time_unit: str = "s"
-    url: str = ""
-    table: str = ""
-    min_user: int = 5
-    min_item: int = 5
-    lookup: Lookup | None = None
-    names: Callable[[], Mapping[str, str]] | None = None
-    paper: Counts | None = None
-
-    @property
-    def is_text(self) -> bool:
-        """Whether every column arrives as text."""
-        return self.kind in ("csv", "json")
-
-    @property
-    def header_lines(self) -> int:
-        """Lines of each file before its first event."""
-        return int(self.kind == "csv" and self.header)
-
-    @property
-    def row_word(self) -> str:
-        """What a place in a file is called in messages."""
-        return "line" if self.is_text else "row"
-
-
-def expand(path: str) -> tuple[Path, ...]:
-    """The data files behind a file, a folder or a glob, sorted by name."""
+def find_files(path: str) -> tuple[Path, ...]:
+    """The data files that a file, a folder or a glob names, sorted by name."""
     where = Path(path)
     if where.is_dir():
         # Other tools leave hidden and underscored files beside data, and one .json is rarely a log.
@@ -129,7 +47,7 @@ def expand(path: str) -> tuple[Path, ...]:
 
 
 def kind_of(path: Path) -> str | None:
-    """`csv`, `json` or `parquet` by the file's suffix, None for anything else."""
+    """`csv`, `json` or `parquet`, by the file's suffix; None for any other suffix."""
     suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED]
     return _SUFFIXES.get(suffixes[-1].lower()) if suffixes else None
 
@@ -148,7 +66,7 @@ def first_line(path: Path) -> str:
 
 
 def from_files(name: str, files: tuple[Path, ...], columns: Columns, **options: Any) -> Source:
-    """A source over files of one kind; its fields are read from the files and checked."""
+    """A source of files of one kind, with its columns read and checked. options: other fields of `Source`."""
     kinds = {kind_of(file) for file in files}
     if len(kinds) != 1 or None in kinds:
         listed = ", ".join(sorted({"".join(file.suffixes) or file.name for file in files}))
@@ -160,11 +78,11 @@ def from_files(name: str, files: tuple[Path, ...], columns: Columns, **options: 
     assert kind is not None
     if kind == "csv" and "delimiter" not in options:
         options["delimiter"] = "\t" if {".tsv", ".inter"} & set(files[0].suffixes) else ","
-    return check(replace(Source(name, kind, columns, files), **options))
+    return check_columns(replace(Source(name, kind, columns, files), **options))
 
 
-def check(source: Source) -> Source:
-    """The source with its fields filled in, after making sure that every file has the columns, each once."""
+def check_columns(source: Source) -> Source:
+    """The source with `fields` filled in; refused if a file lacks a column or has one twice."""
     if source.time_unit not in TIME_UNITS:
         raise ValueError(f"time unit must be one of {', '.join(TIME_UNITS)}, got {source.time_unit!r}")
     if source.kind in ("json", "table"):

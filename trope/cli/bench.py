@@ -1,0 +1,70 @@
+"""The commands `trope bench kernels`, `trope bench train` and `trope bench eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+bench = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
+
+
+@bench.command()
+def kernels(
+    csv: Annotated[Path | None, typer.Option(help="Also write the table to this CSV file.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Only this shape: ml20m, shop, pixel1m or long; may be repeated.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny shape and few repeats: a smoke test.")] = False,
+) -> None:
+    """Time the rotary kernels: reference, compiled reference and Triton, forward and forward + backward.
+
+    Every version is first compared with the float64 reference; a version that fails gets no number.
+    """
+    from trope.bench.kernels import kernel_benchmark
+
+    kernel_benchmark(csv=csv, names=shape or (), quick=quick)
+
+
+@bench.command()
+def train(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="pixel200k, pixel1m, pixel8m, ml20m, books, shop or shop-long; may be repeated."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this model; may be repeated. Default: hstu, hstu-time, hstu-torope, hstu-trope and "
+            "hstu-trope-attention, which has no readout."
+        ),
+    ] = None,
+    version: Annotated[
+        list[str] | None, typer.Option(help="fused, plain or eager (the yardstick); may be repeated.")
+    ] = None,
+    lengths: Annotated[
+        list[str] | None, typer.Option(help="full: every history fills the model; own: the dataset's. Default: both.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps to time.")] = 100,
+    csv: Annotated[Path | None, typer.Option(help="Also write the table to this CSV file.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny shape and few steps: a smoke test.")] = False,
+) -> None:
+    """Time training steps on generated data of a dataset's shape, next to the least this machine could take."""
+    from trope.bench.train import MODELS, training_benchmark
+
+    training_benchmark(
+        shape or (), csv, model or MODELS, version or ("fused",), lengths or ("full", "own"), steps, quick
+    )
+
+
+@bench.command("eval")
+def evaluate(
+    shape: Annotated[str, typer.Option(help="pixel200k, pixel1m, pixel8m, ml20m, books or shop.")] = "pixel1m",
+    csv: Annotated[Path | None, typer.Option(help="Also write the table to this CSV file.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny shape: a smoke test.")] = False,
+) -> None:
+    """Time the ranking of the full catalogue for every user of a dataset's shape, next to the plain way."""
+    from trope.bench.eval import evaluation_benchmark
+
+    evaluation_benchmark(shape, csv, quick)

@@ -1,0 +1,24 @@
+"""The command `trope inspect`: the temporal structure of a prepared dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def inspect(
+    data: Annotated[Path, typer.Argument(help="A folder made by `trope prepare`.")],
+    html: Annotated[Path | None, typer.Option(help="Also write one self-contained page with plots.")] = None,
+) -> None:
+    """Show the temporal structure of a prepared dataset: lengths, gaps, activity, lifetimes, calendar signal."""
+    from trope.data.inspect import inspect as measure
+    from trope.figures.inspect.terminal import show_report
+
+    report = measure(data)
+    show_report(report)
+    if html is not None:
+        from trope.figures.inspect.page import write_page
+
+        typer.echo(f"\nwrote {write_page(report, html)}")

@@ -1,0 +1,57 @@
+"""A database that already holds the events: the expressions run there, and only the result is fetched."""
+
+from __future__ import annotations
+
+import ibis
+import ibis.expr.types as ir
+
+from trope.data.engines.base import RawEvents
+from trope.data.sources.description import Lookup, Source
+
+
+class Warehouse:
+    """A database that Ibis can connect to. Only temporary tables are written there.
+
+    url: an Ibis connection URL.
+
+    A table has no row order, so ties in time are broken by the item's id.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._connection = ibis.connect(url)
+        except Exception as error:  # each backend has its own; all mean that there is no connection
+            raise ValueError(f"cannot connect to {url.split('@')[-1]}: {error}") from None
+        self.label = f"{self._connection.name} {self._connection.version}"
+
+    def read(self, source: Source) -> RawEvents:
+        try:
+            table = self._connection.table(source.table)
+        except Exception as error:  # as above
+            raise ValueError(f"no table {source.table!r} in {source.name}: {error}") from None
+        used = source.columns.used()
+        for role, column in used.items():
+            if column not in table.columns:
+                raise ValueError(
+                    f"table {source.table} has no column {column!r} for the {role}; it has "
+                    f"{', '.join(table.columns)}: name it with --{role}-col"
+                )
+        time = table[source.columns.time]
+        temporal = time.type().is_temporal()
+        chosen = {role: table[column] for role, column in used.items()}
+        if temporal:
+            chosen["time"] = time.cast("timestamp").epoch_seconds().cast("int64")
+        # Every place is 0: the order among equal times then falls to the item.
+        return RawEvents(table.select(**chosen, place=ibis.literal(0, "int64")), "s" if temporal else source.time_unit)
+
+    def read_lookup(self, lookup: Lookup) -> ir.Table:
+        raise ValueError(f"items of a table cannot be looked up in {lookup.path}; join them there")
+
+    def keep(self, table: ir.Table) -> ir.Table:
+        return table.cache()
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        return (ibis.common.exceptions.IbisError,)
+
+    def share_done(self) -> float | None:
+        return None

@@ -1,0 +1,94 @@
+"""A `Source` describes where events come from and which columns hold user, item and time. Engines read it.
+
+`trope.data.sources.resolve` makes one from the words of a command, `trope.data.sources.files` from files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TIME_UNITS = ("s", "ms", "us", "ns", "iso")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The source's column names by role; None where the source has no such column."""
+
+    user: str = "user"
+    item: str = "item"
+    time: str = "timestamp"
+    basket: str | None = None
+    event: str | None = None
+
+    def used(self) -> dict[str, str]:
+        """Column names by role, without the roles that the source lacks."""
+        return {role: name for role, name in vars(self).items() if name is not None}
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A Parquet file that maps each item to a coarser one, from column `key` to column `value`."""
+
+    path: Path
+    key: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Users, items and events, as the paper's table of statistics has them."""
+
+    users: int
+    items: int
+    events: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything an engine needs to read the events.
+
+    name: for messages and `meta.json`.
+    kind: `csv`, `json` (one object a line), `parquet` or `table`.
+    files: in the order that breaks ties in time. Empty for a table.
+    fields: all columns of a CSV file, in order. header: whether the first line of a CSV file names them.
+    time_unit: one of `TIME_UNITS`; `iso` is for dates as text.
+    url, table: an Ibis connection URL and a table there, for kind `table`.
+    min_user, min_item: thresholds of the k-core that this dataset is usually filtered with.
+    lookup: items to replace, None to keep them.
+    names: returns item names by original id, for display; called once.
+    paper: the paper's counts of this dataset, None where the paper has none.
+    """
+
+    name: str
+    kind: str
+    columns: Columns
+    files: tuple[Path, ...] = ()
+    fields: tuple[str, ...] = ()
+    header: bool = True
+    delimiter: str = ","
+    quote: str = '"'
+    time_unit: str = "s"
+    url: str = ""
+    table: str = ""
+    min_user: int = 5
+    min_item: int = 5
+    lookup: Lookup | None = None
+    names: Callable[[], Mapping[str, str]] | None = None
+    paper: Counts | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether an engine reads every column as text."""
+        return self.kind in ("csv", "json")
+
+    @property
+    def header_lines(self) -> int:
+        """Number of lines before the first event of each file."""
+        return int(self.kind == "csv" and self.header)
+
+    @property
+    def row_word(self) -> str:
+        """The word for a row in messages: `line` of a text file, else `row`."""
+        return "line" if self.is_text else "row"

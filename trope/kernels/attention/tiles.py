@@ -1,0 +1,179 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
+"""A tile of attention scores and its gradient: device functions that the forward and backward kernels share.
+
+Kernels are launched with flat keyword arguments (attention/arguments.py). Inside a kernel two small structs carry them
+down the levels: `BiasInputs` is made once in each kernel, `Pairs` once for each tile.
+
+Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
+Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time buckets.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from trope.kernels.attention.reference import BUCKET_WIDTH
+
+_PER_BUCKET = tl.constexpr(1 / BUCKET_WIDTH)
+# Score of a pair that a query must not see. SiLU and its slope are 0 there in float32, bf16 and fp16.
+HIDDEN = tl.constexpr(-16384.0)
+
+
+class BiasInputs(NamedTuple):
+    """What the bias is formed from, under the names of attention/arguments.py."""
+
+    p_position: Any
+    p_time: Any
+    p_times: Any
+    p_query_times: Any
+    p_buckets: Any
+    p_sheet: Any
+    s_row: Any
+    s_sheet: Any
+    L: Any
+    centre: Any
+    last: Any
+
+
+class Pairs(NamedTuple):
+    """The queries and keys of a tile: i_b sequence, start its first token, o_m and o_n places in the sequence of the
+    queries and of the keys, m_m and m_n which of them exist."""
+
+    i_b: Any
+    start: Any
+    o_m: Any
+    o_n: Any
+    m_m: Any
+    m_n: Any
+
+
+@triton.jit
+def sigmoid(b_s, FAST: tl.constexpr):
+    """Logistic function; by the hardware's tanh if FAST (error 2^-11, below bf16's own)."""
+    if FAST:
+        b_t = tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [b_s * 0.5], dtype=tl.float32, is_pure=True, pack=1
+        )
+        b_sigmoid = 0.5 * b_t + 0.5
+    else:
+        b_sigmoid = 1.0 / (1.0 + tl.exp(-tl.maximum(b_s, -80.0)))  # exp(88) would be too large for float32
+    return b_sigmoid
+
+
+@triton.jit
+def dot(b_x, b_y, FAST: tl.constexpr):
+    """A product summed in float32; unless FAST, of operands in float32 (the interpreter cannot multiply bf16)."""
+    if not FAST:
+        b_x, b_y = b_x.to(tl.float32), b_y.to(tl.float32)
+    return tl.dot(b_x, b_y, input_precision="ieee")
+
+
+@triton.jit
+def load_tile(p_x, o_row, m_row, s_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows of one head [rows, BLOCK_D], zero where masked."""
+    o_d = tl.arange(0, BLOCK_D)
+    m = m_row[:, None] if D == BLOCK_D else m_row[:, None] & (o_d < D)[None, :]
+    return tl.load(p_x + o_row[:, None] * s_row + o_d[None, :], mask=m, other=0.0)
+
+
+@triton.jit
+def buckets_of(b_tq, b_tk, last):
+    """Buckets [queries, keys] of int32 seconds since the sequence began."""
+    b_gap = tl.maximum(tl.abs(b_tq[:, None] - b_tk[None, :]), 1)
+    return tl.minimum((tl.log(b_gap.to(tl.float32)) * _PER_BUCKET).to(tl.int32), last)
+
+
+@triton.jit
+def load_times(p_times, o_token, m, t_first):
+    """Seconds since the sequence's first event, int32: 68 years are enough."""
+    b_t = tl.load(p_times + o_token, mask=m, other=0) - t_first
+    return tl.minimum(tl.maximum(b_t, -(1 << 30)), 1 << 30).to(tl.int32)
+
+
+@triton.jit
+def buckets_from_times(p_times, p_query_times, last, pairs):
+    """Buckets [queries, keys] of a tile, from the times."""
+    t_first = tl.load(p_times + pairs.start)
+    b_tq = load_times(p_query_times, pairs.start + pairs.o_m, pairs.m_m, t_first)
+    b_tk = load_times(p_times, pairs.start + pairs.o_n, pairs.m_n, t_first)
+    return buckets_of(b_tq, b_tk, last)
+
+
+@triton.jit
+def load_buckets(p_times, p_query_times, p_buckets, s_row, L, last, pairs, CACHED: tl.constexpr):
+    """Buckets [queries, keys] of a tile, from the kept ones if CACHED, else from the times."""
+    if CACHED:
+        p_rows = p_buckets + pairs.i_b.to(tl.int64) * L * s_row
+        p_pairs = p_rows + pairs.o_m[:, None] * s_row + pairs.o_n[None, :]
+        b_bucket = tl.load(p_pairs, mask=pairs.m_m[:, None], other=0).to(tl.int32)
+    else:
+        b_bucket = buckets_from_times(p_times, p_query_times, last, pairs)
+    return b_bucket
+
+
+@triton.jit
+def form_bias(bias, pairs, HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr):
+    """Both biases of a tile, float32 [queries, keys]; HIDDEN for keys after their query."""
+    o_distance = pairs.o_n[None, :] - pairs.o_m[:, None]
+    b_bias = tl.zeros(o_distance.shape, dtype=tl.float32)
+    if HAS_POSITION:
+        # Rows beyond a sequence may be further apart than the weights reach.
+        b_bias += tl.load(bias.p_position + bias.centre + tl.maximum(tl.minimum(o_distance, 0), -bias.centre))
+    if HAS_TIME:
+        b_bucket = load_buckets(
+            p_times=bias.p_times, p_query_times=bias.p_query_times, p_buckets=bias.p_buckets, s_row=bias.s_row,
+            L=bias.L, last=bias.last, pairs=pairs, CACHED=CACHED,
+        )  # fmt: skip
+        # Places beyond a sequence were never written.
+        b_bias += tl.load(bias.p_time + tl.minimum(b_bucket, bias.last))
+    return tl.where(o_distance <= 0, b_bias, HIDDEN)
+
+
+@triton.jit
+def unit_tile(p_sheet, BLOCK: tl.constexpr):
+    """The unit matrix by which the sheet is added."""
+    o = tl.arange(0, BLOCK)
+    return tl.where(o[:, None] == o[None, :], 1.0, 0.0).to(p_sheet.dtype.element_ty)
+
+
+@triton.jit
+def score_tile(
+    b_q, b_k, b_unit, bias, pairs,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
+    FAST: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """Scores with bias [queries, keys], or [keys, queries] if TRANSPOSED; HIDDEN for keys after their query."""
+    if SHEET:
+        # Rows of a tile that are beyond the sequence are written too: nothing needs a mask.
+        p_rows = bias.p_sheet + pairs.i_b.to(tl.int64) * bias.s_sheet
+        b_bias = tl.load(p_rows + pairs.o_m[:, None] * bias.s_row + pairs.o_n[None, :])
+    else:
+        b_bias = form_bias(bias, pairs, HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED)
+    if SHEET and FAST:
+        if TRANSPOSED:
+            b_s = tl.dot(b_k, tl.trans(b_q), tl.dot(tl.trans(b_bias), b_unit))
+        else:
+            b_s = tl.dot(b_q, tl.trans(b_k), tl.dot(b_bias, b_unit))
+    elif TRANSPOSED:
+        b_s = dot(b_k, tl.trans(b_q), FAST) + tl.trans(b_bias).to(tl.float32)
+    else:
+        b_s = dot(b_q, tl.trans(b_k), FAST) + b_bias.to(tl.float32)
+    return b_s
+
+
+@triton.jit
+def score_gradient(
+    b_q, b_k, b_v, b_dy, b_unit, bias, pairs,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
+    FAST: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """silu(s) and the gradient of s, both without the factor 1/n, [queries, keys] or TRANSPOSED; zero where hidden."""
+    b_s = score_tile(
+        b_q, b_k, b_unit, bias, pairs, HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED, SHEET=SHEET,
+        FAST=FAST, TRANSPOSED=TRANSPOSED,
+    )  # fmt: skip
+    b_dp = dot(b_v, tl.trans(b_dy), FAST) if TRANSPOSED else dot(b_dy, tl.trans(b_v), FAST)
+    b_sig = sigmoid(b_s, FAST)
+    b_a = b_s * b_sig
+    return b_a, b_dp * (b_sig + b_a * (1.0 - b_sig))

@@ -1,0 +1,66 @@
+"""What a block is, and the rotary encoding it may have.
+
+To add a block: subclass `Block` in a file of its own, name it in `trope/models/blocks.py`, and say in
+`trope/config.py` what it allows (`BLOCKS`) and which preset uses it. Nothing else knows a block by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Self
+
+from torch import Tensor, nn
+
+from trope.config import Config, RotaryConfig
+from trope.models.context import Context, Rotation, Stream
+from trope.rotary import IndexRoPE, TORoPE, TRoPE
+
+
+class Block(nn.Module, ABC):
+    """One layer over flat tokens [T, E]. It is causal, and asks the `Context` for what it needs.
+
+    Padding needs no mask: a valid position only looks at earlier ones, and what padding computes is never read.
+    """
+
+    adds_positions: ClassVar[bool] = True
+    """Whether learned positions are added to the network's input."""
+
+    @classmethod
+    @abstractmethod
+    def stack(cls, config: Config, time_span: tuple[int, int]) -> list[Self]:
+        """All blocks of a model, the first one first; they may share tables."""
+
+    @classmethod
+    def final_norm(cls, config: Config) -> nn.Module | None:
+        """The norm after the last block, if there is one."""
+        return None
+
+    @abstractmethod
+    def forward(self, stream: Stream, context: Context) -> Stream:
+        """The residual stream behind this block."""
+
+    def __call__(self, stream: Stream, context: Context) -> Stream:
+        return super().__call__(stream, context)
+
+
+def make_rotary(config: RotaryConfig, head_dim: int, time_span: tuple[int, int]) -> Rotation | None:
+    """The rotary encoding of one layer. Values are not checked again: the data were, when they were prepared."""
+    if config.kind == "trope":
+        return TRoPE(
+            head_dim, time_span=time_span if config.conditioning == "span" and config.position == "times" else None,
+            position=config.position, learnable=config.learnable, multiscale=config.multiscale, shifted=config.shifted,
+            conjugate=config.conjugate, rotate_query=config.rotate_query, rotate_key=config.rotate_key,
+            share_alpha=config.share_alpha, bank=config.bank, conditioning=config.conditioning, phase=config.phase,
+            check_values=False,
+        )  # fmt: skip
+    if config.kind == "torope":
+        return TORoPE(head_dim, learnable=config.learnable, check_values=False)
+    return IndexRoPE(head_dim) if config.kind == "index" else None
+
+
+def rotated(rotary: Rotation | None, q_BLHD: Tensor, k_BLHD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    """q and k of padded sequences, rotated where there is an encoding."""
+    if rotary is None:
+        return q_BLHD, k_BLHD
+    coords_q, coords_k = (context.padded(coords.T).movedim(-1, 0) for coords in context.coordinates(rotary))
+    return rotary.rotate(q_BLHD, k_BLHD, coords_q, coords_k)

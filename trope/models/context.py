@@ -1,0 +1,136 @@
+"""What the blocks of one forward share. A block asks for what it needs; the first to ask has it computed.
+
+Shape letters: B sequences, L positions, T tokens, E width, C coordinates.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trope.kernels.attention import Gaps, time_gaps
+from trope.kernels.backend import resolve_backend
+from trope.kernels.sequence_bounds import SequenceBounds
+from trope.rotary import IndexRoPE, TORoPE, TRoPE
+
+Rotation = TRoPE | TORoPE | IndexRoPE
+
+
+class Stream(NamedTuple):
+    """The residual stream between blocks: x + delta. The sum is left to the next norm, which fuses it."""
+
+    x_TE: Tensor
+    delta_TE: Tensor | None = None
+
+    def sum(self) -> Tensor:
+        """x + delta, [T, E]."""
+        return self.x_TE if self.delta_TE is None else self.x_TE + self.delta_TE
+
+
+class Context:
+    """The tokens of one forward, and what can be asked about them.
+
+    Args:
+        bounds: where the sequences lie among the tokens.
+        times_T, query_times_T: of each event, and the time from which its query looks; int64 seconds.
+        index_T: each token's place in its sequence.
+        like: a tensor of the device and dtype that blocks compute in.
+        seed: int64 [1], of dropout inside kernels; without one torch's generator draws it when it is needed.
+    """
+
+    def __init__(
+        self,
+        bounds: SequenceBounds,
+        times_T: Tensor,
+        query_times_T: Tensor,
+        index_T: Tensor,
+        like: Tensor,
+        seed: Tensor | None = None,
+    ) -> None:
+        self.bounds, self.times_T, self.query_times_T, self.index_T = bounds, times_T, query_times_T, index_T
+        self._like, self._seed = like, seed
+        self._gaps: dict[int, Gaps] = {}
+        self._coordinates: dict[tuple[type, bool], tuple[Tensor, Tensor]] = {}
+        self._intervals: dict[int, Tensor] = {}
+        self._slots_T: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the products: autocast's where it is on."""
+        device = self._like.device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self._like.dtype
+
+    def gaps(self, last: int) -> Gaps:
+        """Time gaps of all pairs, in buckets 0 .. last, for HSTU's time bias."""
+        if last not in self._gaps:
+            self._gaps[last] = time_gaps(self.times_T, self.query_times_T, self.bounds, last, like=self._like)
+        return self._gaps[last]
+
+    def coordinates(self, rotary: Rotation, uncentred: bool = False) -> tuple[Tensor, Tensor]:
+        """Where queries and keys stand for a rotary encoding, two of [C, T].
+
+        All encodings of one kind in a model stand at the same coordinates, so they are formed once.
+
+        uncentred: without the origin, for a kernel that subtracts it itself (`TRoPE.is_linear`).
+        """
+        key = (type(rotary), uncentred)
+        if key not in self._coordinates:
+            where = (self.times_T, self.query_times_T, self.index_T)
+            if uncentred:
+                assert isinstance(rotary, TRoPE)
+                self._coordinates[key] = rotary.uncentred_at(*where)
+            else:
+                self._coordinates[key] = rotary.coordinates_at(*where)
+        return self._coordinates[key]
+
+    def intervals(self, most: int) -> Tensor:
+        """TiSASRec's personalised intervals between events, clipped at `most`, int64 [B, L, L]."""
+        if most not in self._intervals:
+            places_BL, _ = self.bounds.places()
+            self._intervals[most] = relative_intervals(self.times_T[places_BL], most)
+        return self._intervals[most]
+
+    def kernel_seed(self) -> Tensor | None:
+        """Seed of dropout inside kernels, int64 [1]; None where modules drop because no kernel runs."""
+        if resolve_backend("auto", self._like) == "torch":
+            return None
+        if self._seed is None:
+            self._seed = torch.randint(2**62, (1,), device=self._like.device)
+        return self._seed
+
+    def padded(self, x_T: Tensor) -> Tensor:
+        """Flat tokens [T, ..] as a batch [B, L, ..]; zero behind a row's last token where tokens were jagged."""
+        shape = (len(self.bounds.starts_B), self.bounds.max_len)
+        if not self.bounds.is_padded:
+            # Each token has a slot of its own, so the gradient is a selection too, with nothing to add up.
+            x_T = x_T.new_zeros((shape[0] * shape[1], *x_T.shape[1:])).index_copy(0, self._slots(), x_T)
+        return x_T.unflatten(0, shape)
+
+    def flat(self, x_BL: Tensor) -> Tensor:
+        """The tokens [T, ..] of a batch [B, L, ..]."""
+        x_T = x_BL.flatten(0, 1)
+        return x_T if self.bounds.is_padded else x_T.index_select(0, self._slots())
+
+    def _slots(self) -> Tensor:
+        """Where each token lies in the padded batch, flattened, [T]."""
+        if self._slots_T is None:
+            token_T = torch.arange(len(self.times_T), device=self.times_T.device)
+            self._slots_T = self.bounds.row_of(token_T) * self.bounds.max_len + self.index_T
+        return self._slots_T
+
+
+def relative_intervals(times_BL: Tensor, most: int) -> Tensor:
+    """TiSASRec's personalised intervals |t_i - t_j| / r_min, rounded and clipped at `most`, int64 [B, L, L].
+
+    r_min is the smallest gap above zero between consecutive events *up to position i*; the original takes it from
+    the user's whole sequence, which tells every position about later ones.
+    """
+    gaps = times_BL.diff(dim=1)
+    unknown = torch.iinfo(torch.int64).max
+    gaps = torch.where(gaps > 0, gaps, unknown)
+    smallest = F.pad(gaps.cummin(dim=1).values, (1, 0), value=unknown) if gaps.shape[1] else times_BL * 0 + unknown
+    apart = (times_BL[:, :, None] - times_BL[:, None, :]).abs().double()
+    return (apart / smallest[:, :, None]).round().clamp(max=most).long()

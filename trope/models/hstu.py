@@ -1,0 +1,98 @@
+"""The HSTU block, after Meta's public research code: SiLU attention without softmax, gated, no feed-forward.
+
+Shape letters: T tokens, H heads, D head dim, E width, F = 4 * H * D.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from trope.config import Config, ModelConfig
+from trope.kernels.attention import hstu_attention
+from trope.kernels.gradient_buffer import GradientBuffer
+from trope.kernels.norm import EPS, gate, norm
+from trope.kernels.project import project
+from trope.kernels.silu_rotate import silu_rotate
+from trope.models.block import Block, make_rotary
+from trope.models.context import Context, Rotation, Stream
+from trope.rotary import TRoPE
+
+LAST_BUCKET = 128  # of the time bias, for every gap that is longer than the buckets before it
+
+
+class HSTUBlock(Block):
+    """LayerNorm, one projection to u, v, q, k, SiLU, rotation, attention with bias, norm, gate by u, projection.
+
+    n, which divides the attention, is the constant `max_len`, as in Meta's public code: an output must not depend on
+    how long the other sequences of a batch are. Tokens may be padded or jagged.
+
+    Args:
+        config: sizes, biases, dropout and the gate's floor.
+        rotary: the encoding of this layer, or None.
+        number: of the block, from 1; dropout draws from a stream of this number.
+    """
+
+    def __init__(self, config: ModelConfig, rotary: Rotation | None, number: int) -> None:
+        super().__init__()
+        self.heads, self.max_len, self.number = config.heads, config.max_len, number
+        # The floor is that of the sum, which attention divides by n.
+        self.gate_eps = EPS if config.floor is None else (config.floor / config.max_len) ** 2
+        inner = config.heads * config.head_dim
+        self.uvqk = nn.Parameter(torch.empty(config.width, 4 * inner).normal_(0, 0.02))
+        self.bias = RelativeBias(config)
+        self.rotary = rotary
+        self.dropout = nn.Dropout(config.dropout)
+        self.out = nn.Linear(inner, config.width)
+        nn.init.xavier_uniform_(self.out.weight)
+
+    @classmethod
+    def stack(cls, config: Config, time_span: tuple[int, int]) -> list[Self]:
+        model = config.model
+        rotaries = [make_rotary(config.rotary, model.head_dim, time_span) for _ in range(model.blocks)]
+        return [cls(model, rotary, number) for number, rotary in enumerate(rotaries, start=1)]
+
+    def forward(self, stream: Stream, context: Context) -> Stream:
+        """Returns (x + delta, new delta); the next norm fuses the sum."""
+        x_TE, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
+        pre_TF = project(normed_TE, self.uvqk)
+        buffer = GradientBuffer(pre_TF.shape[1])
+        u, v, q, k = self.split(pre_TF, context, buffer)
+        gaps = None if self.bias.time is None else context.gaps(LAST_BUCKET)
+        y_THD = hstu_attention(q, k, v, context.bounds, self.max_len, self.bias.position, self.bias.time, gaps)
+        dropout = self.dropout.p if self.training else 0.0
+        seed = context.kernel_seed() if dropout else None
+        gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, seed, self.number, self.gate_eps, buffer)
+        if seed is None:  # the kernel did not drop
+            gated_TF = self.dropout(gated_TF)
+        return Stream(x_TE, project(gated_TF, self.out.weight.t(), self.out.bias))
+
+    def split(
+        self, pre_TF: Tensor, context: Context, buffer: GradientBuffer | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """u as it was projected, and v, q, k after SiLU, q and k rotated.
+
+        buffer: where the backward of gate and SiLU put their gradients side by side.
+        """
+        if self.rotary is None:
+            return silu_rotate(pre_TF, self.heads, buffer=buffer)
+        # T-RoPE's kernel subtracts the origin of time itself.
+        uncentred = isinstance(self.rotary, TRoPE) and self.rotary.is_linear
+        coords = context.coordinates(self.rotary, uncentred)
+        interleaved = self.rotary.layout == "interleaved"
+        return silu_rotate(pre_TF, self.heads, *coords, self.rotary.turns(), interleaved, buffer)
+
+
+class RelativeBias(nn.Module):
+    """A learned number for each distance in positions and each bucket of time, per layer, shared by heads.
+
+    The query's moment is the next event's time, as everywhere here: the bias was shifted before T-RoPE was.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        distances = 2 * config.max_len - 1
+        self.position = nn.Parameter(torch.empty(distances).normal_(0, 0.02)) if config.position_bias else None
+        self.time = nn.Parameter(torch.empty(LAST_BUCKET + 1).normal_(0, 0.02)) if config.time_bias else None
