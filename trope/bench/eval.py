@@ -1,10 +1,10 @@
 """`trope bench eval`: how long it takes to rank the full catalogue for every user, next to what the machine allows.
 
-Data of a shape (trope.bench.shapes) are generated on the device, every history full; the model is untrained, which
-is the hard case for the kernel: positives lie in the middle of the scores, where most items are near. The kernel is
-first compared with the exact reference on a few users; if it fails it gets no number. The yardsticks are this machine's
-own bf16 matmul (the ranking's three products at that rate) and the plain way: a float32 product and tiles of scores,
-measured on a sample of users and scaled up.
+Data of a shape (trope.bench.shapes) are generated on the device, every history full. The model is untrained, which is
+the hard case for the kernel: positives lie in the middle of the scores, where most items are near. The kernel is first
+compared with the exact reference on a few users; a kernel that differs gets no number. There are two yardsticks. One is
+this machine's own bf16 matmul: the time of the ranking's three products at that rate. The other is the plain way, a
+float32 product and tiles of scores, measured on a sample of users and scaled up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `trope recommend`: what a run recommends to one of its users at a moment."""
+"""The command `trope recommend`: a run's recommendations for one user of its dataset at a moment."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def recommend(
 ) -> None:
     """Recommend items to a user at a moment, from the user's events up to then.
 
-    The events are those of the dataset that the run was trained on: for a moment inside it, the model has learned from
-    what came later.
+    The events are those of the dataset that the run was trained on. For a moment inside that dataset, the model has
+    also learned from later events.
     """
     import numpy as np
     from rich.console import Console

@@ -1,1 +1,1 @@
-"""Evaluation: the full catalogue ranked for every user, metrics, counting baselines, comparisons of runs."""
+"""Evaluation: rank the full catalogue for every user, compute metrics, compare runs and popularity baselines."""

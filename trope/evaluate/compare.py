@@ -1,7 +1,7 @@
-"""Which of several runs is better, and whether that is more than chance: paired bootstrap over users.
+"""Compare runs by paired bootstrap over users: which run is better, and whether the difference is more than chance.
 
-Every run is compared with the first. All runs and metrics share the same draws of users, so what one user is like
-cancels out, and only how differently the runs treat that user is left.
+Every run is compared with the first. All runs and metrics share the same draws of users, so differences between users
+cancel out, and only differences between runs are left.
 
 Shapes: U users, S systems, M metrics, R resamples.
 """
@@ -46,7 +46,7 @@ class Comparison:
     draws: Floats
 
     def apart(self, system: int, others: NDArray[np.int64]) -> Interval:
-        """How far a system is from another one, which may differ by metric: others [M] are numbers of systems."""
+        """A system's distance from another one. `others` [M] says which one, by number, for each metric."""
         column = np.arange(len(self.metrics))
         mean = self.means[system] - self.means[others, column]
         return interval(mean, self.draws[:, system] - self.draws[:, others, column])

@@ -1,12 +1,12 @@
-"""From places in the ranking to HR, Recall, NDCG and MRR per user, and the paired bootstrap between two systems.
+"""Metrics: HR, Recall, NDCG and MRR per user from places in the ranking, and the paired bootstrap of two systems.
 
 A positive's place is two counts over the whole candidate list: the items scored strictly better, and the other items
 with the same score. Its rank is 1 + better + ties / 2, the mean rank when equal scores are shuffled. Every metric is
-likewise the mean over all orders of equal scores, so a model that scores everything alike gets K / V for HR@K, what
-blind guessing earns, and no library's sorting order can flatter it. Without ties these are the usual metrics.
+the mean over all orders of equal scores, so the order in which a library sorts ties cannot flatter a model. A model
+that scores all items alike gets K / V for HR@K, as blind guessing does. Without ties these are the usual metrics.
 
-A user may have several positives (a basket, a day); each counts once. Then HR@K asks for any of them in the first K,
-Recall@K for the share of them, NDCG@K divides by the best possible DCG@K, and MRR takes the highest-placed one.
+A user may have several positives (a basket, a day); each counts once. HR@K is 1 if any of them is in the first K.
+Recall@K is the share of them in the first K. NDCG@K divides by the best possible DCG@K. MRR takes the best-placed one.
 
 Shapes: U users, S positives of all users, M metrics, R resamples.
 """
@@ -93,7 +93,11 @@ def bootstrap(values: Floats, resamples: int = 10_000, seed: int = 0, level: flo
 
 
 def resampled_means(values: Floats, resamples: int = 10_000, seed: int = 0) -> Floats:
-    """The mean over each draw of users with replacement, [R] or [R, M]; a difference's are the differences of these."""
+    """The mean over each draw of users with replacement, [R] or [R, M].
+
+    The draws depend on the seed only. Two systems' means may therefore be subtracted: the result is the resampled mean
+    of their difference.
+    """
     if resamples < 1:
         raise ValueError(f"a bootstrap needs resamples >= 1, got {resamples}")
     users, rng = len(values), np.random.default_rng(seed)
@@ -132,7 +136,7 @@ def _best_group(better_S: Ints, group_S: Ints, offsets: Ints) -> _Best:
 
 
 def _any_in_top(best: _Best, k: int) -> Floats:
-    """The chance that a positive is among the first k: one minus that all of them fall behind (hypergeometric)."""
+    """The chance that a positive is among the first k: one minus the chance that all are behind (hypergeometric)."""
     behind = best.group - np.clip(k - best.better, 0, best.group)
     miss = np.ones(len(behind))
     for drawn in range(int(best.positives.max())):
@@ -145,7 +149,7 @@ def _reciprocal_rank(best: _Best) -> Floats:
     """The mean of 1 / rank of the first positive."""
     harmonic = np.concatenate(([0.0], np.cumsum(1 / np.arange(1, int((best.better + best.group).max()) + 1))))
     result = (harmonic[best.better + best.group] - harmonic[best.better]) / best.group
-    # Positives that tie with each other are rare, and users in that state alike: one sum for each different state.
+    # Positives that tie with each other are rare and fall into few states: one sum for each different state.
     several = np.flatnonzero(best.positives > 1)
     states, state_of = np.unique(np.stack(best)[:, several], axis=1, return_inverse=True)
     sums = np.array([_first_of_several(*map(int, state)) for state in states.T])

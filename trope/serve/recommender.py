@@ -30,7 +30,7 @@ from trope.times import Moment
 
 
 class Histories(NamedTuple):
-    """Events of several users end to end: user b owns events offsets[b] .. offsets[b+1], in order of time."""
+    """Events of several users, one user after the other: user b owns offsets[b] .. offsets[b+1], in order of time."""
 
     items: npt.NDArray[np.int64]  # [T] dense ids
     times: npt.NDArray[np.int64]  # [T] Unix seconds
@@ -43,7 +43,7 @@ class Histories(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Recommendations of several users end to end, each user's best first."""
+    """Recommendations of several users, one user after the other, each user's best first."""
 
     rows: npt.NDArray[np.int64]  # whose, as a row of the histories
     items: npt.NDArray[np.int64]  # dense ids
