@@ -3,9 +3,8 @@
 python benchmarks/same_kernels.py --code OLD --out before.json
 python benchmarks/same_kernels.py --code . --out after.json --against before.json
 
-A refactoring of trope/kernels must print "the same kernels": the launches, their grids and the PTX (without line
-numbers and the kernel's name) are equal. Tensors are on the CPU and nothing is run, so results are not compared; the
-tests do
+A refactoring of trope/kernels must print "the same kernels": launches, their grids and the PTX (without line numbers
+and the kernel's name) are equal. Tensors are on the CPU and nothing is run, so results are not compared; the tests do
 that. Takes two minutes.
 """
 

@@ -1,6 +1,8 @@
-"""The kernels: tensors in, tensors out, nothing of recommenders.
+"""The kernels: tensors in, tensors out; they know nothing about recommenders.
 
-Each op has a torch reference, a Triton version and one dispatch function; this module exports the dispatch functions.
+One folder per operator: __init__.py has the function that others call and decides what runs, reference.py is the ground
+truth in plain PyTorch, triton.py holds the GPU kernels. docs/kernels.md describes every operator. Only `rotate_qk`,
+which drop-in users may want, is exported here.
 """
 
 from trope.kernels.backend import Backend

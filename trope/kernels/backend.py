@@ -28,7 +28,7 @@ _preferred: ContextVar[Literal["torch"] | None] = ContextVar("trope_backend", de
 
 @contextmanager
 def prefer(backend: Literal["torch"]) -> Iterator[None]:
-    """Inside, "auto" takes the reference everywhere: for comparisons with it. Also a decorator."""
+    """Inside, "auto" takes the reference everywhere, to compare with it. Also a decorator."""
     token = _preferred.set(backend)
     try:
         yield

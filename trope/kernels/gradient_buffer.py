@@ -1,4 +1,4 @@
-"""One tensor for the gradient of HSTU's buffer projection, of which two backwards write a part each.
+"""One tensor for the gradient of HSTU's projection to u, v, q and k. Two backwards write a part of it each.
 
 Shape letters: T tokens, F = 4 H D.
 """
@@ -10,12 +10,11 @@ from torch import Tensor
 
 
 class GradientBuffer:
-    """Room for the gradient of u, v, q and k side by side: the gate's backward writes u's columns, silu_rotate's the
-    rest.
+    """Room for the gradients of u, v, q and k side by side. One per forward of a block.
 
-    One per forward of a block. The gate's backward, which runs first, makes the room and returns its first columns as
-    the gradient of u; silu_rotate's fills the others, if that is still the gradient it is given. It is not when u was
-    used elsewhere too and autograd has added gradients up: then `take` says so and silu_rotate copies.
+    The gate's backward runs first: it makes the room and returns the first columns as the gradient of u. silu_rotate's
+    backward fills the other columns, if it is still given that tensor. If u was used elsewhere too, autograd has added
+    gradients up in a tensor of its own: `take` then returns None and silu_rotate copies.
     """
 
     def __init__(self, width: int) -> None:
@@ -28,7 +27,7 @@ class GradientBuffer:
         return self._rows_TF[:, : u.shape[1]]
 
     def take(self, g_u: Tensor | None) -> Tensor | None:
-        """The whole room [T, F], given away, if `g_u` [T, ..] lies in its first columns."""
+        """The whole room [T, F] if `g_u` [T, ..] lies in its first columns, else None. The buffer forgets the room."""
         rows_TF, self._rows_TF = self._rows_TF, None
         if rows_TF is None or g_u is None or g_u.dtype != rows_TF.dtype or not g_u.numel():
             return None

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
-"""SiLU and its slope in registers, for the kernels that compute it on the way.
+"""SiLU and its slope in registers, for kernels that apply SiLU on the way. Relative error 3e-7.
 
-Half of the instructions of tl.sigmoid, which count in kernels that else only move memory: exp2 takes no care of
-subnormals, and the reciprocal of 1 + exp(-x), as the square of rsqrt, none of that sum's range. To 3e-7 of the result.
+They take half of the instructions of tl.sigmoid, which matters in kernels that otherwise only move memory: exp2 skips
+the handling of subnormals, and the square of rsqrt gives the reciprocal of 1 + exp(-x) without handling its range.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 """
@@ -13,6 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def silu(b_x):
+    """x / (1 + exp(-x)), float32."""
     b_x = b_x.to(tl.float32)
     b_root = tl.rsqrt(1.0 + tl.exp2(b_x * -1.4426950408889634))
     return b_x * (b_root * b_root)
@@ -20,6 +21,7 @@ def silu(b_x):
 
 @triton.jit
 def silu_and_slope(b_x):
+    """SiLU and its derivative, float32."""
     b_x = b_x.to(tl.float32)
     b_e = tl.exp2(tl.minimum(b_x * -1.4426950408889634, 126.0))  # finite, because it meets a zero below
     b_root = tl.rsqrt(1.0 + b_e)

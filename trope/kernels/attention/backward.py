@@ -154,7 +154,7 @@ def backward(
         **strides(q=q, k=k, v=v, dy=dy, dq=dq),
         **bias.arguments(q, bounds),
         "scale": 1.0 / n,
-        # One stage for wide heads: the backward holds two more tiles than the forward.
+        # One stage for wide heads, whose tiles fill the shared memory; no file holds a comparison.
         **tile(q, bounds, wide_stages=1),
     }
     grid = (S // shared["BLOCK"], H, B)
@@ -172,7 +172,7 @@ def backward(
         **strides(k=k, dq=dq),
         s_row=S,
         scale=1.0 / n,
-        **tile(q, bounds) | {"num_stages": 3},  # three operands less to hold than the other two kernels
+        **tile(q, bounds) | {"num_stages": 3},  # not tuned
     )
     if has_bias:
         bias_gradient.from_kept(ds, bounds, n, bias, d_position, d_time)

@@ -1,7 +1,7 @@
 """Cutting a training batch out of all events, as flat tokens of a fixed number: decides what runs.
 
-Nothing is read back: the batch's shape is the caller's `BatchShape`, its place a cursor on the device that moves on by
-itself, so that the same launches, captured once, cut every batch of an epoch.
+The host reads nothing back: the caller's `BatchShape` fixes the shape, and a cursor on the device says where the batch
+begins and moves on by itself. So the same launches, captured once, cut every batch of an epoch.
 """
 
 from __future__ import annotations

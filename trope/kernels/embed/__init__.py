@@ -1,4 +1,4 @@
-"""The model's input, and by hand the way back from it. Decides what runs.
+"""The model's input and its gradient, written by hand. Decides what runs.
 
 No autograd here: the table's gradient must never exist as a dense tensor, so the training step takes the gradient of
 `embed`'s result from autograd, calls `embed_backward` with it, and gives the rows to the table's own sparse update.

@@ -1,7 +1,7 @@
 """The two norms of the HSTU block, each with what surrounds it in one pass over memory. Decides what runs.
 
 `norm` adds the previous block's output to the residual stream and normalises the sum; `gate` normalises attention's
-output, multiplies it by SiLU of u and drops. u is the projection's own: its SiLU is nobody else's, and never stored.
+output, multiplies it by SiLU of u and applies dropout. u comes straight from the projection; SiLU of u is never stored.
 
 Shape letters: T tokens, E width, F = H D.
 """
@@ -16,7 +16,7 @@ from trope.kernels.gradient_buffer import GradientBuffer
 from trope.kernels.norm import reference
 from trope.kernels.random.reference import keep_mask
 
-EPS = 1e-6  # of the public code
+EPS = 1e-6  # of both norms, as in the public code
 
 
 def norm(

@@ -1,8 +1,8 @@
 """A linear map in a lower precision than its weights, with the weights' gradient in theirs. Decides what runs.
 
-What autocast does around torch's linear layer, in fewer passes over memory: the weights' gradient leaves the product in
-float32 instead of being rounded and cast back, and the bias's gradient is one sum over tokens (torch's own takes as
-long as the product itself where the output is narrow).
+It does what autocast does around torch's linear layer, in fewer passes over memory. The weights' gradient leaves the
+product in float32 instead of being rounded and cast back. The bias's gradient is one sum over tokens; torch's own takes
+as long as the product itself where the output is narrow.
 
 Shape letters: T tokens, I inputs, O outputs.
 """

@@ -1,4 +1,4 @@
-"""The end of the network with a readout by time: the last residual sum, and its turning dims turned. Decides what runs.
+"""The last residual sum of a network with a readout by time, its turning dims rotated. Decides what runs.
 
 Shape letters: T tokens, E width, P turning planes.
 """
@@ -14,7 +14,8 @@ from trope.kernels.readout import reference
 def add_turned(
     x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, coords_T: Tensor, freqs_P: Tensor, backend: Backend = "auto"
 ) -> Tensor:
-    """x + delta in the dtype of x; its first 2P dims less those of `start`, plane p turned by coords * freqs[p] turns.
+    """x + delta in the dtype of x. Its first 2P dims lose those of `start`; plane p then turns by coords * freqs[p]
+    turns.
 
     Args:
         x_TE, delta_TE, start_TE: the residual stream, what the last block adds to it, what it began with.

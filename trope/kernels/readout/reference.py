@@ -12,6 +12,7 @@ from trope.kernels.rotary.reference import rotate_by
 
 
 def add_turned(x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, coords_T: Tensor, freqs_P: Tensor) -> Tensor:
+    """See `trope.kernels.readout.add_turned`."""
     turning = 2 * len(freqs_P)
     out_TE = x_TE + delta_TE
     added_TF = out_TE[:, :turning] - start_TE[:, :turning]

@@ -160,6 +160,7 @@ class _AddTurned(torch.autograd.Function):
 
 
 def add_turned(x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, coords_T: Tensor, freqs_P: Tensor) -> Tensor:
+    """See `trope.kernels.readout.add_turned`."""
     return _AddTurned.apply(
         x_TE.contiguous(), delta_TE.contiguous(), start_TE.contiguous(), coords_T.contiguous(), freqs_P.contiguous()
     )

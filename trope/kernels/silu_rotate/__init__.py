@@ -1,8 +1,7 @@
-"""From HSTU's buffer projection to u, v, q, k: SiLU, and the rotation of q and k on the way. Decides what runs.
+"""From HSTU's projection to u, v, q and k: SiLU and the rotation of q and k in one pass. Decides what runs.
 
-Fused because it moves memory and nothing else: v, q and k must be read and written for SiLU anyway, so inside that
-pass the rotation of T-RoPE costs no traffic. u stays as it is: the gate (trope.kernels.norm) reads it once and applies
-SiLU itself.
+SiLU must read and write v, q and k anyway, so the rotation of T-RoPE moves no further memory in that pass. u stays as
+it is: the gate (trope.kernels.norm) reads it once and applies SiLU itself.
 
 Shape letters: T tokens, F = 4 H D, H heads, D head dim, P planes, C coordinates.
 """
@@ -34,7 +33,7 @@ def silu_rotate(
     u is a view of the projection, before SiLU; v, q and k are after it.
 
     Args:
-        pre_TF: the buffer projection, u, v, q and k in this order.
+        pre_TF: the projection, u, v, q and k in this order.
         coords_q_CT, coords_k_CT: where each token stands, int64 or float64; no gradient.
         turns: how fast planes turn; without it nothing is rotated.
         interleaved: as in trope.kernels.rotate_qk.

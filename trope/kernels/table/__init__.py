@@ -1,8 +1,8 @@
 """The item table's gradient and optimiser step in one pass over the table.
 
-Reading and writing weights and moments once is the floor of a dense AdamW step; the fused update adds only the gathers
-of what each row's gradient is made of, and writes the unit vectors for the next step on its way. To gather instead of
-scatter, the entries of a batch are first sorted by item (`invert`), which makes every sum's order fixed. The reference
+A dense AdamW step must read and write weights and moments once. The fused update adds only the gathers of what each
+row's gradient is made of, and it writes the unit vectors for the next step. `invert` first sorts the entries of a batch
+by item: rows then gather instead of scatter, and every sum has a fixed order. The reference
 is in table/reference.py, the kernels in table/triton.py.
 
 Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is padding), C candidates of a token.
