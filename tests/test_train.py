@@ -351,7 +351,7 @@ def test_a_run_is_not_overwritten_and_not_resumed_as_another(
     ("arguments", "words"),
     [
         (["--set", "train.lr=fast"], "train.lr must be a number"),
-        (["--model", "hstu", "--config", "x.toml"], "--model or --config"),
+        (["--model", "hstu", "--config", "x.toml"], "no config file x.toml"),
         (["--config", "nowhere.toml"], "no config file nowhere.toml"),
         (["--device", "abacus"], "device must be"),
         (["--model", "gru4rec"], "unknown model 'gru4rec'"),
