@@ -64,7 +64,7 @@ def test_a_refit_replays_epochs_and_learning_rates(refitted: Path) -> None:
     metrics = json.loads((refitted / "metrics.json").read_text())
     assert metrics["refit"] and metrics["best_epoch"] == chosen["best_epoch"]
     said = dict(run_report._training(metrics, asdict(tiny(*SETTINGS).train)))
-    assert "validation events too" in said["refit"]
+    assert "training and validation events" in said["refit"]
     assert "refit" not in dict(run_report._training({**metrics, "refit": False}, asdict(tiny().train)))
 
 

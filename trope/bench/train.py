@@ -151,7 +151,7 @@ class Bench:
                 shape = (*batch.targets.shape, train.negatives)
                 drawn = torch.randint(1, self.data.num_items + 1, shape, device=self.device)
                 candidates = torch.cat((batch.targets[..., None], drawn), dim=-1)
-                vectors = F.normalize(self.model.items(candidates), dim=-1)
+                vectors = F.normalize(self.model.items.embed(candidates), dim=-1)
                 scores = (out_BLE[:, :, None] * vectors).sum(-1) / train.temperature
                 hidden = (drawn == batch.targets[..., None]) | (batch.targets == 0)[..., None]
                 scores = torch.cat((scores[..., :1], scores[..., 1:].masked_fill(hidden, -torch.inf)), dim=-1)
