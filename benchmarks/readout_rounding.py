@@ -55,7 +55,8 @@ def main() -> None:
         runs = {(path, seed): Path(folder) / f"{path}-{seed}" for path in PATHS for seed in range(options.seeds)}
         line = [sys.executable, __file__, str(options.data), "--one"]
         started = [subprocess.Popen([*line, path, str(seed), str(out)]) for (path, seed), out in runs.items()]
-        if any([process.wait() for process in started]):
+        codes = [process.wait() for process in started]  # all of them, also behind one that failed
+        if any(codes):
             raise SystemExit("a training failed")
         with options.csv.open("w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
