@@ -24,6 +24,9 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 # What renameat2(2) says where the kernel or the file system cannot exchange names, NFS for example.
 _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
+# A full disk, a full quota, and a file that may not grow.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
@@ -67,6 +70,17 @@ def atomic_folder(path: Path, may_replace: Callable[[Path], None] | None = None)
         _flush(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def one_line_if_full(path: Path) -> Iterator[None]:
+    """Turn an OSError of a full disk into a ValueError that says what to do. path: what is being written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise ValueError(f"no space left while writing {path}; nothing was kept, free some and run again") from error
 
 
 def _beside(path: Path, word: str) -> Path:

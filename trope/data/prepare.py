@@ -8,6 +8,7 @@ place in the source. They leave the engine one range of users at a time, so the 
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,13 +20,14 @@ import numpy as np
 from trope.data import protocols
 from trope.data.arrays import number, write_events
 from trope.data.core import k_core
-from trope.data.engines.base import Engine
+from trope.data.engines.base import Engine, no_space
 from trope.data.engines.open import open_engine
 from trope.data.events import Events, clean
 from trope.data.folder import FORMAT
 from trope.data.progress import StageReport, Stages
 from trope.data.protocols import Protocol
 from trope.data.sources.description import Lookup, Source
+from trope.data.sources.urls import local_file, redacted
 from trope.data.writer import staging, write_array, write_meta
 from trope.environment import __version__
 from trope.times import say_moment
@@ -76,10 +78,11 @@ def prepare(
     """Prepare `source` into folder `out`, which appears only when whole; returns its `meta.json`.
 
     engine, threads, memory, master: see `open_engine`.
-    overwrite: replace an existing dataset, at the very end.
+    overwrite: replace an existing dataset, at the very end. A folder that holds anything else is refused.
     progress: called with a stage's name and how far it is; see `trope.data.progress`.
     """
     options = options or Options()
+    _check_apart(source, out)
     with staging(out, overwrite) as folder:
         work = folder / "work"
         work.mkdir()
@@ -88,9 +91,20 @@ def prepare(
                 with Stages(progress, running.share_done) as stages:
                     meta = _prepare(source, folder, options, running, stages)
             except running.errors() as error:
-                raise _readable(error, source) from error
+                raise _readable(error, source) from (None if source.url else error)  # it may quote the URL
         shutil.rmtree(work)
         return write_meta(folder, meta)
+
+
+def _check_apart(source: Source, out: Path) -> None:
+    """Refuse a source inside `out`, which would be deleted with it, and an `out` inside the source's folder."""
+    there = Path(os.path.realpath(out))
+    inputs = [*source.files, source.lookup.path if source.lookup else None, local_file(source.url)]
+    for file in inputs:
+        if file is not None and Path(os.path.realpath(file)).is_relative_to(there):
+            raise ValueError(f"the source {file} lies inside --out {out}; choose another folder for --out")
+    if source.folder is not None and there.is_relative_to(os.path.realpath(source.folder)):
+        raise ValueError(f"--out {out} lies inside the source {source.folder}; choose a folder outside of it")
 
 
 def _prepare(source: Source, folder: Path, options: Options, engine: Engine, stages: Stages) -> dict[str, Any]:
@@ -223,9 +237,10 @@ def _compared(source: Source, counts: dict[str, int]) -> dict[str, Any] | None:
 
 def _readable(error: Exception, source: Source) -> Exception:
     """An engine's failure as an error that says what to do."""
-    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "No space left" in str(error) or "max_temp_directory_size" in str(error):
-        return ValueError(f"no space left for intermediate tables: {said}; free some disk and run again")
+    said = redacted(error, source.url)
+    if full := no_space(error):
+        return ValueError(full)
     if "Out of Memory" in str(error):
         return ValueError(f"the memory limit is too low for {source.name}: {said}; raise it with --memory")
-    return ValueError(f"cannot read {source.name}: {said}; is a file truncated or damaged?")
+    hint = f"check table {source.table!r} there" if source.url else "is a file truncated or damaged?"
+    return ValueError(f"cannot read {source.name}: {said}; {hint}")
