@@ -6,7 +6,7 @@
     splits.npy   int32 [4, users]  see `trope.data.protocols.Splits`
     baskets.npy  int32 [events]    optional: basket number, rising by one at each new basket
     user_ids, item_ids, item_names, basket_ids   the originals, by dense id (see `read_ids`)
-    meta.json    source, filters, counts, time span, protocol, bad rows, sha256 of every array, one checksum
+    meta.json    source, filters, counts, time span, protocol, bad and dropped rows, sha256 of every array, one checksum
 
 numpy only, nothing is unpickled, and no file name is ever taken from `meta.json`.
 """
@@ -50,8 +50,8 @@ def sha256_of(path: Path) -> str:
 
 
 def checksum_of(meta: dict[str, Any]) -> str:
-    """One SHA-256 over everything in `meta` that the data determine: all but the engine that made it."""
-    content = {key: value for key, value in meta.items() if key not in ("checksum", "made_by")}
+    """One SHA-256 over all of `meta` that describes the dataset: not the engine that made it, nor what was left out."""
+    content = {key: value for key, value in meta.items() if key not in ("checksum", "made_by", "dropped")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
