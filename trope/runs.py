@@ -162,11 +162,11 @@ def read_environment(run: Path) -> dict[str, Any]:
     return read_json(run / ENVIRONMENT, {}, "copy the run again")
 
 
-def read_json(path: Path, kinds: Mapping[str, Any], advice: str, sealed: bool = False) -> dict[str, Any]:
-    """The names and values of a JSON file that may be damaged or come from anywhere; refused if a seal does not fit.
+def read_json(path: Path, kinds: Mapping[str, Any], advice: str) -> dict[str, Any]:
+    """The names and values of a JSON file that may be damaged or come from anywhere; refused if its seal does not fit.
 
     kinds: the type of each name that must be there; "counts.items" is a name inside another. advice: what to do about
-    a bad file. sealed: whether it must have a seal; files of older versions have none.
+    a bad file. Files of older versions have no seal; what those hold is checked by `kinds` alone.
     """
     text = path.read_bytes()
     try:
@@ -174,7 +174,7 @@ def read_json(path: Path, kinds: Mapping[str, Any], advice: str, sealed: bool = 
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__} instead of names with values")
         found = content.pop(_SEAL, None)
-        if (sealed or found is not None) and found != _digest(content):
+        if found is not None and found != _digest(content):
             raise ValueError("it does not match its own checksum, so it was edited or damaged")
     except ValueError as error:
         raise ValueError(f"{path} is damaged or foreign: {error}; {advice}") from None

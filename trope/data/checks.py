@@ -1,4 +1,4 @@
-"""Checks of a prepared dataset's arrays: what `trope prepare` cannot have written is refused, whatever the checksums say.
+"""Checks of a prepared dataset's arrays: what `trope prepare` cannot have written is refused, checksums or not.
 
 A checksum shows that a file is as it was written. These checks show that what was written is a dataset: an item 0 would
 be padding and train to a perfect score, times out of order would look into the future.

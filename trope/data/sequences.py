@@ -342,4 +342,3 @@ class Sequences:
         ends = self.offsets[users] + lengths
         places, _, offsets = flatten_ranges(ends - seen_counts(lengths, max_len, filter_seen), ends)
         return self.items[places].long(), offsets
-
