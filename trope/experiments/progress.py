@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trope.experiments.pool import Run
-from trope.runs import LOG, METRICS, REFIT
+from trope.runs import LOG, REFIT, read_metrics
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Progress:
     def update(self) -> Progress:
         """Read the new lines of the log; a finished run is read from its metrics.json."""
         if self.run.is_finished:
-            found = json.loads((self.run.folder / METRICS).read_text(encoding="utf-8"))
+            found = read_metrics(self.run.folder)
             self.epoch, self.seconds = found["epochs"], found["seconds"]
             self.best, self.best_epoch = found["valid"][self.criterion], found["best_epoch"]
             self.is_refitting = False

@@ -133,7 +133,9 @@ class TRoPE(Rotary):
     def _bank(self) -> Tensor:
         """beta, 2 pi beta and d alpha / d delta of every plane, float64 [3, P]: constants, so that no exporter rounds
         a literal 2 pi to float32 and no step divides again."""
-        span = float(self.get_buffer("span").item()) if self.conditioning == "span" else math.inf
+        span = math.inf
+        if self.conditioning == "span" and not self.get_buffer("span").is_meta:  # there, only shapes are asked for
+            span = float(self.get_buffer("span").item())
         upper = self.beta_max
         if self.bank == "calendar":
             upper = max(self.beta_min, min(upper, span))

@@ -75,14 +75,17 @@ class Recommender:
         check_finite(self._vectors_VE, "item vectors")
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, device: str = "auto", revision: str | None = None) -> Recommender:
+    def from_pretrained(
+        cls, source: str | Path, device: str = "auto", revision: str | None = None, verify: bool = True
+    ) -> Recommender:
         """Open a run made by `trope train`, or a folder with a model and its catalogue; nothing is unpickled.
 
-        source: the folder, or a repository on the Hugging Face hub ("owner/name"), with `revision`.
+        source: the folder, or a repository on the Hugging Face hub, "hf://owner/name", with `revision`.
+        verify: compare the weights with their SHA-256, which reads the file once more.
         """
         folder = find_folder(source, revision)
         best = folder / BEST
-        model = SequentialRecommender.from_pretrained(best if best.is_dir() else folder)
+        model = SequentialRecommender.from_pretrained(best if best.is_dir() else folder, verify=verify)
         return cls(model, Catalogue.load(folder / CATALOGUE), device)
 
     def recommend(
