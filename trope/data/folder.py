@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tokenize
 from collections.abc import Mapping
 from pathlib import Path
@@ -157,7 +158,10 @@ class Ids:
         return bytes(self._values[start : int(self._ends[index])]).decode()
 
     def find(self, original: int | str) -> int | None:
-        """The position of an original id, by bisection (ids are stored in rising order), or None."""
+        """The position of an original id, by bisection (ids are stored in rising order), or None.
+
+        original: text is compared with the id's own text, so '007' does not find the integer 7.
+        """
         low, high = 0, len(self)
         # Text ids are in the order of their UTF-8 bytes, which is that of their code points, as Python compares.
         wanted: Any = str(original) if self._ends is not None else _as_int(original)
@@ -180,10 +184,10 @@ class Ids:
 
 
 def _as_int(value: int | str) -> int | None:
-    try:
-        return int(value)
-    except ValueError:
+    """The integer with exactly this text. int() would take '007', '1_0', ' 7' and other scripts' digits as well."""
+    if isinstance(value, str) and re.fullmatch(r"0|-?[1-9][0-9]{0,18}", value) is None:
         return None
+    return int(value)
 
 
 def read_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool = True) -> Ids | None:

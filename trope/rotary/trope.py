@@ -60,8 +60,8 @@ class TRoPE(Rotary):
         layout: a plane is (x[2p], x[2p + 1]) if "interleaved", as in the paper; (x[p], x[P + p]) if "halves".
         require_t_now: refuse calls without `t_now`; switch it on for serving.
         backend: "auto", "torch" or "triton".
-        check_values: read the times to refuse bad ones. On a GPU that waits for the device a few times a call; switch
-            it off where the data have been checked before.
+        check_values: read the times to refuse bad and unsorted ones. On a GPU that waits for the device a few times a
+            call; switch it off where the data have been checked before.
     """
 
     def __init__(

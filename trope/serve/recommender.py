@@ -23,7 +23,7 @@ from trope.evaluate.ranking import Cells, TopK, check_finite, top_k
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.pretrained import find_folder
 from trope.models.recommender import SequentialRecommender
-from trope.rotary.checks import check_choice, check_event_values
+from trope.rotary.checks import check_choice, check_event_values, check_order
 from trope.runs import BEST, CATALOGUE
 from trope.serve.frames import Events, column_per_user, moments_per_user, read_events, write_recommendations
 from trope.times import Moment
@@ -188,6 +188,7 @@ class Recommender:
 def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
     times, offsets, moments = (torch.from_numpy(x) for x in (histories.times, histories.offsets, t_now))
     check_event_values(times, None, offsets, moments, allow_past=True)
+    check_order(times, None, offsets)
 
 
 def _refuse_past(users: list[int | str], histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
