@@ -346,8 +346,8 @@ def test_baselines_that_are_equal_say_why(tmp_path: Path) -> None:
         for sentence in wanted[step]:
             one, other = re.findall(r"'(.*?)'", sentence)[:2]
             assert metrics[one] == metrics[other]
-    said = command(make_run(tmp_path / "[bold]run", prepared(tmp_path / f"{DAY}.parquet", tmp_path / "[/bold]")))
-    assert hour in " ".join(said.split()) and "[bold]run" in said and "[/bold]," in said
+    said = command(make_run(tmp_path / "[bold]run", prepared(tmp_path / f"{DAY}.parquet", tmp_path / "[red]data")))
+    assert hour in " ".join(said.split()) and "[bold]run" in said and "[red]data," in said
 
 
 def test_the_command_refuses_other_data_and_other_settings(data: Sequences, tmp_path: Path) -> None:
