@@ -8,7 +8,7 @@ from typing import Any
 
 from trope.figures.html import Markup, card, cards, details, document, facts, heading, paragraph, picture, table, text
 from trope.figures.style import Drawn
-from trope.runs import CONFIG, METRICS, read_data, read_environment, read_metrics, write_text
+from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, read_environment, read_metrics, write_text
 from trope.settings import read_saved_toml, to_dict
 
 
@@ -16,7 +16,8 @@ def write_report(run: Path, pictures: Sequence[tuple[Drawn, bytes]], path: Path)
     """Write the page to `path`, whole or not at all; pictures: each figure with its SVG."""
     name = run.resolve().name
     data, config = read_data(run), to_dict(read_saved_toml(run / CONFIG))
-    metrics = read_metrics(run) if (run / METRICS).is_file() else {}  # there is none before the run has ended
+    metrics = read_metrics(run) if (run / METRICS).is_file() else {}
+    environment = read_environment(run) if (run / ENVIRONMENT).is_file() else {}
     model, rotary = config["model"], config["rotary"]
     about = (
         f"{model['block'].upper()}, rotary encoding: {rotary['kind']}; {model['blocks']} blocks, width "
@@ -30,7 +31,7 @@ def write_report(run: Path, pictures: Sequence[tuple[Drawn, bytes]], path: Path)
         cards(
             _results(metrics),
             card("Training", facts(_training(metrics, config["train"]))),
-            card("Machine", _values(read_environment(run).items())),
+            card("Machine", _values(environment.items())),
         ),
         *(
             card("", picture(svg, alt=f"{drawn.title}. {drawn.caption}".strip()))
