@@ -21,19 +21,21 @@ import numpy as np
 from trope.data import protocols
 from trope.data.arrays import number, write_events
 from trope.data.core import Sizes, k_core
-from trope.data.engines.base import Engine, no_space
+from trope.data.engines.base import Engine
+from trope.data.engines.failure import explain
 from trope.data.engines.open import open_engine
 from trope.data.events import Events, clean
 from trope.data.folder import FORMAT
 from trope.data.progress import StageReport, Stages
 from trope.data.protocols import Protocol
 from trope.data.sources.description import Lookup, Source
-from trope.data.sources.urls import local_file, redacted
+from trope.data.sources.urls import local_file
 from trope.data.writer import staging, write_array, write_meta
 from trope.environment import __version__
 from trope.times import say_moment
 
 ON_BAD = ("fail", "skip")
+MOST_EVENTS = 2**62
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Options:
     def __post_init__(self) -> None:
         if self.on_bad not in ON_BAD:
             raise ValueError(f"--on-bad must be one of {', '.join(ON_BAD)}, got {self.on_bad!r}")
+        for flag, least in (("--min-user", self.min_user), ("--min-item", self.min_item)):
+            if least is not None and least > MOST_EVENTS:
+                raise ValueError(f"{flag} {least} is more events than a log can have; pass {MOST_EVENTS} or fewer")
         if self.since is not None and self.until is not None and self.since >= self.until:
             raise ValueError(
                 f"--since {say_moment(self.since)} is not before --until {say_moment(self.until)}; "
@@ -92,7 +97,7 @@ def prepare(
                 with Stages(progress, running.share_done) as stages:
                     meta = _prepare(source, folder, options, running, stages)
             except running.errors() as error:
-                raise _readable(error, source) from (None if source.url else error)  # it may quote the URL
+                raise explain(error, source) from (None if source.url else error)  # it may quote the URL
         shutil.rmtree(work)
         return write_meta(folder, meta)
 
@@ -249,6 +254,7 @@ def _described(source: Source, rows: int) -> dict[str, Any]:
         "kind": source.kind,
         "columns": source.columns.used(),
         "time_unit": source.time_unit,
+        **({"time_format": source.time_format} if source.time_format else {}),
         "files": [{"name": file.name, "bytes": file.stat().st_size} for file in source.files],
         **({"table": source.table} if source.table else {}),
         **({"items_by": source.lookup.value} if source.lookup else {}),
@@ -261,14 +267,3 @@ def _compared(source: Source, counts: dict[str, int]) -> dict[str, Any] | None:
         return None
     printed = asdict(source.paper)
     return {row: {"ours": counts[row], "paper": printed[row], "equal": counts[row] == printed[row]} for row in printed}
-
-
-def _readable(error: Exception, source: Source) -> Exception:
-    """An engine's failure as an error that says what to do."""
-    said = redacted(error, source.url)
-    if full := no_space(error):
-        return ValueError(full)
-    if "Out of Memory" in str(error):
-        return ValueError(f"the memory limit is too low for {source.name}: {said}; raise it with --memory")
-    hint = f"check table {source.table!r} there" if source.url else "is a file truncated or damaged?"
-    return ValueError(f"cannot read {source.name}: {said}; {hint}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trope.data.dates import check_format
 from trope.data.sources.description import Columns, Source
 from trope.data.sources.files import check_columns, find_files, from_files, kind_of
 from trope.data.sources.published import NAMES, named
@@ -20,7 +21,8 @@ class Request:
 
     text: a name such as `ml-20m`, an Ibis URL such as `postgres://host/db`, a file, a folder or a glob.
     raw: where a named dataset's published files are. level: `product` or `type`, for `complete-journey`.
-    table: the table behind a URL.
+    table: the table behind a URL. delimiter: one character between the fields of a CSV file, `\\t` for a tab.
+    time_format: how dates are written (`trope.data.dates`).
     """
 
     text: str
@@ -33,6 +35,8 @@ class Request:
     basket_col: str | None = None
     event_col: str | None = None
     time_unit: str | None = None
+    delimiter: str | None = None
+    time_format: str | None = None
 
     def columns(self, default: Columns) -> Columns:
         """The columns asked for; the others are those of `default`."""
@@ -48,8 +52,12 @@ class Request:
 
 def resolve(request: Request) -> Source:
     """The source that a request names; its files are found and their columns checked."""
-    unit: dict[str, Any] = {} if request.time_unit is None else {"time_unit": request.time_unit}
+    unit = _time(request)
+    if request.delimiter is not None and ("://" in request.text or request.raw is not None):
+        raise ValueError(f"--delimiter is for CSV files given by their path, and {request.text!r} is none")
     if "://" in request.text:
+        if request.time_format is not None:
+            raise ValueError("--time-format is for text in files; cast the table's column to a timestamp")
         if request.table is None:
             raise ValueError(f"{shown(request.text)} is a connection; say which table with --table")
         columns = request.columns(Columns())
@@ -67,7 +75,36 @@ def resolve(request: Request) -> Source:
         raise ValueError(f"--raw is for datasets known by name, and {request.text!r} is not one; give the path itself")
     where = Path(request.text)
     name = where.name if where.name not in ("", "..") else where.resolve().name or request.text
-    return from_files(name, _find_or_suggest(request.text), request.columns(Columns()), **_folder(where), **unit)
+    return from_files(
+        name,
+        _find_or_suggest(request.text),
+        request.columns(Columns()),
+        **_folder(where),
+        **_delimiter(request),
+        **unit,
+    )
+
+
+def _time(request: Request) -> dict[str, Any]:
+    """The fields of `Source` that say how times are written."""
+    if request.time_format is None:
+        return {} if request.time_unit is None else {"time_unit": request.time_unit}
+    if request.time_unit not in (None, "iso"):
+        raise ValueError(
+            f"--time-format {request.time_format!r} reads dates as text, --time-unit {request.time_unit} numbers; "
+            "leave one out"
+        )
+    check_format(request.time_format)
+    return {"time_unit": "iso", "time_format": request.time_format}
+
+
+def _delimiter(request: Request) -> dict[str, Any]:
+    if request.delimiter is None:
+        return {}
+    delimiter = "\t" if request.delimiter == "\\t" else request.delimiter
+    if len(delimiter) != 1 or delimiter in '"\r\n\0':
+        raise ValueError(f"--delimiter must be one character, or \\t for a tab; got {request.delimiter!r}")
+    return {"delimiter": delimiter}
 
 
 def _folder(where: Path) -> dict[str, Path]:
