@@ -45,9 +45,7 @@ def test_a_repository_is_fetched_and_read(asked: list[dict[str, Any]], tmp_path:
         assert torch.equal(ours, theirs)
 
 
-def test_a_folder_here_is_itself(
-    asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_here_is_itself(asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "acme" / "groceries").mkdir(parents=True)
     assert find_folder("acme/groceries") == Path("acme/groceries") and not asked

@@ -1,6 +1,5 @@
 """The six models (and SASRec with T-RoPE): causality, padding, definitions, learning, checkpoints."""
 
-import json
 import math
 import pickle
 from dataclasses import replace
