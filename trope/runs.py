@@ -154,7 +154,8 @@ def read_data(run: Path) -> dict[str, Any]:
 
 def read_metrics(run: Path) -> dict[str, Any]:
     """What a finished run wrote at its end."""
-    return read_json(run / METRICS, _METRICS_KINDS, "copy the run again, or resume it to test the model again")
+    found = read_json(run / METRICS, _METRICS_KINDS, "copy the run again, or resume it to test the model again")
+    return {name: value for name, value in found.items() if name in (*_METRICS_KINDS, "refit")}
 
 
 def read_environment(run: Path) -> dict[str, Any]:
@@ -241,6 +242,15 @@ def changed_settings(stored: Config, given: Config) -> list[str]:
         for name, value in entries.items()
         if value != before[group][name] and f"{group}.{name}" not in _MAY_CHANGE
     ]
+
+
+def check_model_config(run: Path, config: Config) -> None:
+    """Refuse a run whose config.toml is not that of its model, whose own config is sealed."""
+    changed = changed_settings(config, read_saved_toml(run / CONFIG))
+    if changed:
+        raise ValueError(
+            f"{run / CONFIG} is not the config of the model in {run / BEST}: {'; '.join(changed)}; copy the run again"
+        )
 
 
 def _check_config(run: Path, config: Config) -> None:

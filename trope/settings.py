@@ -152,7 +152,7 @@ def read_saved_toml(path: Path, training: bool = False) -> Config:
 def _toml_values(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, thousands of digits, or nested too deep
         raise ValueError(f"{path} is not TOML: {error}") from None
 
 

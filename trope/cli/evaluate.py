@@ -33,11 +33,12 @@ def evaluate(
     from trope.evaluate.evaluation import evaluate as evaluate_model
     from trope.evaluate.evaluation import rank_users
     from trope.models.recommender import SequentialRecommender
-    from trope.runs import BEST, CONFIG, write_json
+    from trope.runs import BEST, CONFIG, check_model_config, write_json
     from trope.train.distributed import choose_device
 
     store = Sequences.of_run(run, data)
     model = SequentialRecommender.from_pretrained(run / BEST)
+    check_model_config(run, model.config)
     config = _configure(run / CONFIG, settings or [])
     if split == "valid" and config.train.refit:
         typer.secho(f"trope: {run} was refitted on the validation events (train.refit): it has seen them", err=True)

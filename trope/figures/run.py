@@ -14,7 +14,7 @@ from torch import Tensor
 from trope.data.sequences import EvalBatch, Sequences
 from trope.models.recommender import SequentialRecommender
 from trope.rotary import TRoPE
-from trope.runs import BEST
+from trope.runs import BEST, check_model_config
 
 CANDIDATES, USERS, VISITS = 2000, 32, 7
 """Users looked through for an example, users averaged over, and moments of the example that are drawn."""
@@ -38,6 +38,7 @@ def open_run(run: Path, data: Path | None = None) -> RunView:
     """The best model on the CPU, and the dataset that it was trained on."""
     store = Sequences.of_run(run, data)
     model = SequentialRecommender.from_pretrained(run / BEST).eval()
+    check_model_config(run, model.config)
     ropes = [module for module in model.blocks.modules() if isinstance(module, TRoPE) and module.position == "times"]
     kind = model.config.rotary.kind
     why = {"none": "it has no rotary encoding", "torope": "it uses TO-RoPE", "index": "it rotates by index"}
