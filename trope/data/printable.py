@@ -1,25 +1,16 @@
-"""Text from data, safe to print: an id, a name or a path cannot write to the terminal what it was not asked to say."""
+"""Text from data, safe to print: an id, a name or a path cannot make the terminal do anything."""
 
 from __future__ import annotations
 
-import unicodedata
+import re
 
-# Control characters (escape codes among them), halves of surrogate pairs, and separators that break a line.
-_HIDDEN = {"Cc", "Cs", "Zl", "Zp"}
-# These turn the direction of what follows, so that a line reads as another one. Joiners of emoji stay.
-_TURNING = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+# Control characters, line and paragraph separators, overrides of the writing direction, halves of surrogate pairs.
+_ACTING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: object) -> str:
-    """`str(text)` on one line, with control characters shown as their escapes, such as `\\x1b`.
+    r"""`str(text)` on one line, every character that acts instead of being seen spelled out: `\x1b`, `\n`, `\u202e`.
 
-    For a Rich table or console wrap the result in `rich.text.Text`, which reads no markup, or in `rich.markup.escape`.
+    rich reads markup in plain strings: give it `Text(printable(name))`.
     """
-    shown = str(text)
-    if shown.isascii() and shown.isprintable():
-        return shown
-    return "".join(_escape(c) if c in _TURNING or unicodedata.category(c) in _HIDDEN else c for c in shown)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return _ACTING.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), str(text))
