@@ -34,7 +34,6 @@ def evaluate(
     from trope.evaluate.evaluation import rank_users
     from trope.models.recommender import SequentialRecommender
     from trope.runs import BEST, CONFIG, check_model_config, write_json
-    from trope.train.distributed import choose_device
 
     store = Sequences.of_run(run, data)
     model = SequentialRecommender.from_pretrained(run / BEST)
@@ -42,7 +41,7 @@ def evaluate(
     config = _configure(run / CONFIG, settings or [])
     if split == "valid" and config.train.refit:
         typer.secho(f"trope: {run} was refitted on the validation events (train.refit): it has seen them", err=True)
-    chosen = choose_device(device)
+    chosen = environment.choose_device(device)
     model, store = model.to(chosen), store.to(chosen)
     max_len = config.model.max_len
     ours = evaluate_model(model, store, split, config.eval.filter_seen, max_len, progress=True)
