@@ -138,8 +138,8 @@ def _coefficients(axes: Axes, rope: TRoPE, layer: int, first: bool, last: bool) 
 
 def _untold(axes: Axes, name: str) -> None:
     axes.set_title(f"{name}: cannot tell, the log has plain dates", fontsize=9.5, fontweight="normal", color=GREY)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
+    axes.tick_params(left=False, bottom=False, labelleft=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
 
 
 def _curve(axes: Axes, name: str, cycle: float, period: float, where: str, last: bool) -> None:
