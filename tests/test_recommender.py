@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from trope.cli.main import app
 from trope.data.catalogue import Catalogue
+from trope.data.folder import Ids
 from trope.data.sequences import Sequences
 from trope.models.recommender import SequentialRecommender
 from trope.runs import open_run
@@ -219,6 +220,14 @@ def test_every_history_needs_a_moment(recommender: Recommender, moments: Any) ->
         recommender.rank(histories, np.array(moments, np.int64))
 
 
+def test_the_events_of_a_history_are_in_order(recommender: Recommender) -> None:
+    histories = Histories(np.array([1, 2, 3]), START + np.array([5, 0, 1]), np.array([0, 1, 3]))
+    recommender.rank(histories, np.array([NOW, NOW]))  # the second user's events may begin before the first's end
+    histories = Histories(np.array([1, 2, 3]), START + np.array([5, 1, 0]), np.array([0, 1, 3]))
+    with pytest.raises(ValueError, match=r"at place 1 of row 1; sort each sequence's events by time$"):
+        recommender.rank(histories, np.array([NOW, NOW]))
+
+
 def test_a_diverged_model_is_refused(data: Sequences, run: Path) -> None:
     histories = Histories(np.array([1, 2]), START + np.arange(2), np.array([0, 2]))
     broken = Recommender.from_pretrained(run, device="cpu")
@@ -251,6 +260,14 @@ def test_integer_items(tmp_path: Path) -> None:
     assert out.schema == {"user_id": pl.Int64, "item_id": pl.Int64, "score": pl.Float32, "rank": pl.Int64}
     with pytest.raises(ValueError, match="item_id must be integers"):
         recommender.recommend(events.cast({"item_id": pl.String}), t_now=NOW)
+
+
+def test_an_id_is_found_by_its_exact_text() -> None:
+    """int() would take all of these for 7, 10, 9 or -3."""
+    ids = Ids(np.array([-3, 0, 7, 9, 10]))
+    assert [ids.find(text) for text in ("-3", "0", "7", "9", "10", 10)] == [0, 1, 2, 3, 4, 4]
+    for text in ("007", "1_0", "\uff19", "+7", " 7", "7\n", "7.0", "-0", "00", "\u0667", "--3", "", "1" * 5_000):
+        assert ids.find(text) is None, text
 
 
 def test_a_run_of_another_catalogue_is_refused(run: Path, recommender: Recommender, tmp_path: Path) -> None:

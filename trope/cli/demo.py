@@ -28,7 +28,7 @@ MODELS = (BASELINE, TIME_AWARE)
 SETTINGS = {
     "model.width": 64, "model.blocks": 1, "model.heads": 4, "model.head_dim": 32, "model.max_len": 64,
     "train.stride": 64, "train.batch": 64, "train.lr": 0.003, "train.loss": "full",
-    "train.epochs": 3, "train.min_epochs": 3,
+    "train.epochs": 3,
 }  # fmt: skip
 # Only the query is rotated, so that the rotation is by t_now alone. With both sides rotated, as in the preset, the same
 # training gave recommendations that did not follow the season months after the history (one seed; see CAVEATS).

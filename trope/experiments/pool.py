@@ -31,8 +31,16 @@ from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
 from trope.evaluate.metrics import Floats, per_user
-from trope.figures.run_files import read_environment, read_metrics
-from trope.runs import CONFIG, METRICS, OUTPUT, ranks_path, read_data, write_text
+from trope.runs import (
+    CONFIG,
+    METRICS,
+    OUTPUT,
+    ranks_path,
+    read_data,
+    read_environment,
+    read_metrics,
+    write_text,
+)  # fmt: skip
 from trope.settings import preset, read_saved_toml, to_dict
 
 RESULTS = "results.jsonl"

@@ -23,7 +23,7 @@ from trope.evaluate.ranking import Cells, TopK, check_finite, top_k
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.pretrained import find_folder
 from trope.models.recommender import SequentialRecommender
-from trope.rotary.checks import check_choice, check_event_values
+from trope.rotary.checks import check_choice, check_event_values, check_order
 from trope.runs import BEST, CATALOGUE
 from trope.serve.frames import Events, column_per_user, moments_per_user, read_events, write_recommendations
 from trope.times import Moment
@@ -75,14 +75,17 @@ class Recommender:
         check_finite(self._vectors_VE, "item vectors")
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, device: str = "auto", revision: str | None = None) -> Recommender:
+    def from_pretrained(
+        cls, source: str | Path, device: str = "auto", revision: str | None = None, verify: bool = True
+    ) -> Recommender:
         """Open a run made by `trope train`, or a folder with a model and its catalogue; nothing is unpickled.
 
-        source: the folder, or a repository on the Hugging Face hub ("owner/name"), with `revision`.
+        source: the folder, or a repository on the Hugging Face hub, "hf://owner/name", with `revision`.
+        verify: compare the weights with their SHA-256, which reads the file once more.
         """
         folder = find_folder(source, revision)
         best = folder / BEST
-        model = SequentialRecommender.from_pretrained(best if best.is_dir() else folder)
+        model = SequentialRecommender.from_pretrained(best if best.is_dir() else folder, verify=verify)
         return cls(model, Catalogue.load(folder / CATALOGUE), device)
 
     def recommend(
@@ -185,6 +188,7 @@ class Recommender:
 def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
     times, offsets, moments = (torch.from_numpy(x) for x in (histories.times, histories.offsets, t_now))
     check_event_values(times, None, offsets, moments, allow_past=True)
+    check_order(times, None, offsets)
 
 
 def _refuse_past(users: list[int | str], histories: Histories, t_now: npt.NDArray[np.int64]) -> None:

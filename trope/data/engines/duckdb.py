@@ -14,7 +14,7 @@ import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents
+from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents, no_space
 from trope.data.sources.description import Lookup, Source
 
 # Most of a laptop's 8 GB; the process needs some beside DuckDB's own limit.
@@ -30,7 +30,10 @@ class DuckDB:
     def __init__(self, work: Path, threads: int | None = None, memory: str | None = None) -> None:
         self.label = f"duckdb {duckdb.__version__}"
         self._numbers = count()
-        self._connection = ibis.duckdb.connect(work / "work.duckdb")
+        try:
+            self._connection = ibis.duckdb.connect(work / "work.duckdb")
+        except duckdb.Error as error:
+            raise ValueError(no_space(error) or f"DuckDB cannot make a file for its tables: {error}") from None
         self._run("SET TimeZone = 'UTC'")
         # Keep count of a query's progress for `share_done`, but draw no bar of DuckDB's own.
         self._run("SET enable_progress_bar = true")

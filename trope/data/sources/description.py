@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TIME_UNITS = ("s", "ms", "us", "ns", "iso")
@@ -52,6 +52,7 @@ class Source:
     name: for messages and `meta.json`.
     kind: `csv`, `json` (one object a line), `parquet` or `table`.
     files: in the order that breaks ties in time. Empty for a table.
+    folder: set where the source is all files below it.
     fields: all columns of a CSV file, in order. header: whether the first line of a CSV file names them.
     time_unit: one of `TIME_UNITS`; `iso` is for dates as text.
     url, table: an Ibis connection URL and a table there, for kind `table`.
@@ -65,12 +66,13 @@ class Source:
     kind: str
     columns: Columns
     files: tuple[Path, ...] = ()
+    folder: Path | None = None
     fields: tuple[str, ...] = ()
     header: bool = True
     delimiter: str = ","
     quote: str = '"'
     time_unit: str = "s"
-    url: str = ""
+    url: str = field(default="", repr=False)  # it may hold a password
     table: str = ""
     min_user: int = 5
     min_item: int = 5

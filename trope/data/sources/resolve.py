@@ -9,6 +9,7 @@ from typing import Any
 from trope.data.sources.description import Columns, Source
 from trope.data.sources.files import check_columns, find_files, from_files, kind_of
 from trope.data.sources.published import NAMES, named
+from trope.data.sources.urls import shown
 
 SHOP = "calendar-shop"
 
@@ -50,15 +51,15 @@ def resolve(request: Request) -> Source:
     unit: dict[str, Any] = {} if request.time_unit is None else {"time_unit": request.time_unit}
     if "://" in request.text:
         if request.table is None:
-            raise ValueError(f"{_without_password(request.text)} is a connection; say which table with --table")
+            raise ValueError(f"{shown(request.text)} is a connection; say which table with --table")
         columns = request.columns(Columns())
-        source = Source(_without_password(request.text), "table", columns, url=request.text, table=request.table)
+        source = Source(shown(request.text), "table", columns, url=request.text, table=request.table)
         return check_columns(replace(source, **unit))
     if request.text == SHOP:
         if request.raw is None:
             raise ValueError(f"{SHOP} is generated first: `trope generate --out FOLDER`, then pass --raw FOLDER")
         columns = request.columns(Columns(basket="basket"))
-        return from_files(SHOP, find_files(str(request.raw)), columns, **unit)
+        return from_files(SHOP, find_files(str(request.raw)), columns, **_folder(request.raw), **unit)
     source_or_none = named(request.text, request.raw, request.level)
     if source_or_none is not None:
         return check_columns(replace(source_or_none, columns=request.columns(source_or_none.columns), **unit))
@@ -66,7 +67,12 @@ def resolve(request: Request) -> Source:
         raise ValueError(f"--raw is for datasets known by name, and {request.text!r} is not one; give the path itself")
     where = Path(request.text)
     name = where.name if where.name not in ("", "..") else where.resolve().name or request.text
-    return from_files(name, _find_or_suggest(request.text), request.columns(Columns()), **unit)
+    return from_files(name, _find_or_suggest(request.text), request.columns(Columns()), **_folder(where), **unit)
+
+
+def _folder(where: Path) -> dict[str, Path]:
+    """The field `folder` of a source that is all files below a folder."""
+    return {"folder": where.absolute()} if where.is_dir() else {}
 
 
 def _find_or_suggest(text: str) -> tuple[Path, ...]:
@@ -80,9 +86,3 @@ def _find_or_suggest(text: str) -> tuple[Path, ...]:
         raise FileNotFoundError(
             f"{error}, and no dataset of that name; there are {', '.join((*NAMES, SHOP))}"
         ) from None
-
-
-def _without_password(url: str) -> str:
-    """The URL without user and password, for messages and `meta.json`."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rsplit('@', 1)[-1]}"
