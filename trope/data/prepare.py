@@ -266,7 +266,7 @@ def _compared(source: Source, counts: dict[str, int]) -> dict[str, Any] | None:
 def _readable(error: Exception, source: Source) -> Exception:
     """An engine's failure as an error that says what to do."""
     said = redacted(error, source.url)
-    if full := no_space(error):
+    if full := no_space(error, said):
         return ValueError(full)
     if "Out of Memory" in str(error):
         return ValueError(f"the memory limit is too low for {source.name}: {said}; raise it with --memory")
