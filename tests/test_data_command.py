@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from data_logs import START, random_log, write_csv, write_parquet
 from rich.console import Console
-from test_data_sources import pixel
+from test_data_sources import grocery, pixel
 from typer.testing import CliRunner
 
 from trope.cli.main import app
@@ -166,3 +166,10 @@ def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
     ):
         assert expected in text
     assert "\x1b" not in text
+
+
+def test_products_without_a_type_are_said_to_be_dropped(tmp_path: Path) -> None:
+    flags = ("--raw", grocery(tmp_path), "--level", "type", "--min-user", 1, "--min-item", 1, "--protocol", "loo-paper")
+    said = " ".join(run("complete-journey", "--out", tmp_path / "out", *flags).split())
+    assert "read 6 rows of complete-journey" in said
+    assert "dropped 1 row without a product_type kept 2 users, 2 items, 5 events" in said

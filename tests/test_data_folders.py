@@ -253,7 +253,10 @@ def test_a_missing_database_file_is_refused_and_not_created(tmp_path: Path, sche
 
 def test_a_failing_query_of_a_database_is_one_line(tmp_path: Path) -> None:
     connection = ibis.duckdb.connect(tmp_path / "shop.duckdb")
-    connection.raw_sql("CREATE VIEW clicks AS SELECT 1 AS user, error('hunter2') AS item, 1600000000 AS timestamp")
+    for table, said in (("clicks", "hunter2"), ("full", "No space left on hunter2")):
+        failing = f"SELECT 1 AS user, error('{said}') AS item, 1600000000 AS timestamp"
+        connection.raw_sql(f'CREATE VIEW "{table}" AS {failing}')
     connection.disconnect()
     url = f"duckdb://{tmp_path}/shop.duckdb?custom_user_agent=hunter2"
     assert "hunter2" not in refused(url, tmp_path / "out", "cannot read duckdb://", table="clicks")
+    assert "hunter2" not in refused(url, tmp_path / "out", "^no space left", table="full")

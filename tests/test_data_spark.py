@@ -46,6 +46,7 @@ def both(source: Path | str, folder: Path, options: Options | None = None, **set
     spark = prepared(source, folder / "spark", options, engine="spark", **settings)
     assert array_hashes(spark) == array_hashes(duckdb)
     assert spark.meta["checksum"] == duckdb.meta["checksum"]
+    assert spark.meta["dropped"] == duckdb.meta["dropped"]
     assert spark.meta["made_by"]["engine"].startswith("spark")
 
 

@@ -24,12 +24,11 @@ UNREADABLE = "line cannot be split into its fields"
 _FULL = ("No space left", "Disk quota exceeded", "File too large", "max_temp_directory_size")
 
 
-def no_space(error: Exception) -> str | None:
-    """The line for an engine's error if the disk is full, else None."""
-    said = str(error).strip()
-    if not any(sign in said for sign in _FULL):
+def no_space(error: Exception, said: str) -> str | None:
+    """The line for an engine's error if the disk is full, else None. said: what may be quoted of the error."""
+    if not any(sign in str(error) for sign in _FULL):
         return None
-    return f"no space left for intermediate tables: {said.splitlines()[0]}; free some disk and run again"
+    return f"no space left for intermediate tables: {said}; free some disk and run again"
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ class DuckDB:
         try:
             self._connection = ibis.duckdb.connect(work / "work.duckdb")
         except duckdb.Error as error:
-            raise ValueError(no_space(error) or f"DuckDB cannot make a file for its tables: {error}") from None
+            said = str(error).splitlines()[0]
+            raise ValueError(no_space(error, said) or f"DuckDB cannot make a file for its tables: {said}") from None
         self._run("SET TimeZone = 'UTC'")
         # Keep count of a query's progress for `share_done`, but draw no bar of DuckDB's own.
         self._run("SET enable_progress_bar = true")

@@ -13,7 +13,7 @@ def explain(error: Exception, source: Source) -> BaseException:
     said = redacted(error, source.url) if text.strip() else type(error).__name__
     if "INTERRUPT" in text or "Query interrupted" in text:  # DuckDB's word for Ctrl-C in the middle of a query
         return KeyboardInterrupt()
-    if full := no_space(error):
+    if full := no_space(error, said):
         return ValueError(full)
     if isinstance(error, MemoryError) or "Out of Memory" in text or "OutOfMemoryError" in text:
         # Only where DuckDB names its own limit, "(4.6 GiB/4.6 GiB used)", would a higher one help.
