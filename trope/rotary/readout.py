@@ -112,6 +112,8 @@ class TimeReadout(nn.Module):
 def _follow_span(module: nn.Module, _: object = None) -> None:
     """The bank and the ends follow from the time span, which a checkpoint brings along."""
     assert isinstance(module, TimeReadout)
+    if module.turn.get_buffer("span").is_meta:  # no values yet: a checkpoint will bring them
+        return
     span = int(module.turn.get_buffer("span"))
     module.turn.set_bank(span / FASTEST, span / SLOWEST)
     module.get_buffer("earliest").fill_(-(span // 2))
