@@ -9,6 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 from conftest import draw_times
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from trope import IndexRoPE, TORoPE, TRoPE, frequency_parameters
@@ -86,7 +88,87 @@ def test_example_dropin_finds_the_season() -> None:
     assert example.train(TRoPE(32, time_span=span), steps=60) > example.train(IndexRoPE(32), steps=60) + 0.1
 
 
-def test_example_huggingface_trains() -> None:
-    losses, model = load("huggingface").train(steps=25)
+@pytest.fixture(scope="module")
+def llama() -> tuple[ModuleType, torch.nn.Module, list[float]]:
+    example = load("huggingface")
+    losses, model = example.train(steps=25)
+    return example, model.eval(), losses
+
+
+def test_example_huggingface_trains(llama: tuple) -> None:
+    _, model, losses = llama
     assert losses[-1] < losses[0] - 1
     assert all(p.grad is not None and p.abs().max() > 0 for p in frequency_parameters(model))
+
+
+def test_example_huggingface_reloads_with_trope(llama: tuple, tmp_path: Path) -> None:
+    example, model, _ = llama
+    model.save_pretrained(tmp_path)
+    items, times = example.draw(3, torch.Generator().manual_seed(1))
+    again = example.LlamaTRoPEForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(items, times=times).logits, model(items, times=times).logits)
+        assert not torch.equal(again(items, times=times + 9 * example.DAY).logits, model(items, times=times).logits)
+    # In half precision the angles stay what they were.
+    half = example.LlamaTRoPEForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert half.lm_head.weight.dtype == torch.bfloat16
+    with torch.no_grad():
+        assert torch.allclose(half(items, times=times).logits.float(), model(items, times=times).logits, atol=0.1)
+    for a, b in zip(half.model.layers, model.model.layers, strict=True):
+        ours, theirs = (x.self_attn.trope.cos_sin(times) for x in (a, b))
+        assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("plain", [LlamaForCausalLM, LlamaModel, AutoModelForCausalLM])
+def test_example_huggingface_is_refused_by_a_plain_llama(llama: tuple, plain: type, tmp_path: Path) -> None:
+    """With the example's file loaded, and without."""
+    example, model, _ = llama
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"saved with T-RoPE; load it with LlamaTRoPEFor|model type `llama-trope`"):
+        plain.from_pretrained(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(ROPE_INIT_FUNCTIONS, "trope")
+        with pytest.raises((ValueError, KeyError), match="trope"):
+            plain.from_pretrained(tmp_path)
+    # And the other way round: a plain Llama's weights have no T-RoPE.
+    LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "rope_parameters": None})).save_pretrained(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"saved without T-RoPE: it lacks .*trope"):
+        example.LlamaTRoPEForCausalLM.from_pretrained(tmp_path / "b", config=model.config)
+
+
+def test_example_huggingface_generates_for_moments(llama: tuple) -> None:
+    example, model, _ = llama
+    items, times = example.draw(3, torch.Generator().manual_seed(1))
+    moments = times[:, -1:] + example.DAY * torch.arange(1, 6)
+    greedy = {"max_new_tokens": 5, "do_sample": False}
+    got = model.generate(items, times=times, t_now=moments, **greedy)
+    # By hand: each event is predicted for its moment, and then happened at it.
+    for step in range(5):
+        with torch.no_grad():
+            logits = model(items, times=times, t_now=moments[:, step]).logits[:, -1]
+        items = torch.cat((items, logits.argmax(-1, keepdim=True)), dim=1)
+        times = torch.cat((times, moments[:, step : step + 1]), dim=1)
+    assert torch.equal(got, items)
+    start, begun = items[:, :-5], times[:, :-5]
+    assert torch.equal(model.generate(start, times=begun, t_now=moments, use_cache=False, **greedy), got)
+    assert model.generate(start, times=begun, t_now=moments, num_beams=2, **greedy).shape == got.shape
+    # Padding on the left is masked, whatever stands there.
+    pad = torch.full((3, 2), 9)
+    mask = torch.cat((torch.zeros_like(pad), torch.ones_like(start)), dim=1)
+    padded = torch.cat((pad, start), dim=1), torch.cat((begun[:, :1].expand(3, 2), begun), dim=1)
+    out = model.generate(padded[0], times=padded[1], attention_mask=mask, t_now=moments, **greedy)
+    assert torch.equal(out[:, 2:], got)
+
+
+def test_example_huggingface_refuses_to_guess_moments(llama: tuple) -> None:
+    example, model, _ = llama
+    items, times = example.draw(2, torch.Generator().manual_seed(1))
+    moments = times[:, -1:] + example.DAY * torch.arange(1, 4)
+    said = r"generate needs times \[B, L\] and t_now \[B, new events\], a moment for each"
+    for given in ({}, {"times": times}, {"times": times, "t_now": moments[:, 0]}, {"times": times, "t_now": moments}):
+        with pytest.raises(ValueError, match=said):
+            model.generate(items, max_new_tokens=4, do_sample=False, **given)
+    with pytest.raises(ValueError, match="times must have one entry for each of 24 events"):
+        model(items)
+    with pytest.raises(ValueError, match="t_now must not lie before the last event"):
+        model.generate(items, times=times, t_now=moments - 9 * example.DAY, max_new_tokens=2, do_sample=False)

@@ -10,7 +10,7 @@ from conftest import SECONDS, draw_times
 
 from trope import IndexRoPE, TORoPE, TRoPE, frequency_bank, frequency_parameters
 from trope.kernels import backend as backend_module
-from trope.rotary import NEUTRAL_SPAN, calendar_bank
+from trope.rotary import NEUTRAL_SPAN, TimeReadout, calendar_bank
 from trope.times import DAY, WEEK, YEAR
 
 ENCODINGS = [TRoPE, TORoPE, IndexRoPE]
@@ -262,3 +262,34 @@ def test_linear_frequencies_are_the_frequencies(conditioning: str) -> None:
         ]
         for ours, theirs in zip(*gradients, strict=True):
             torch.testing.assert_close(ours, theirs)
+
+
+def test_a_cast_behind_its_back_is_refused() -> None:
+    """.to() keeps TRoPE's dtypes. A library that replaces tensors itself may round seconds or frequencies."""
+    times = torch.tensor([[1_500_000_000]])
+    q = torch.randn(1, 1, 1, 8)
+    for name, dtype in (("t0", torch.float32), ("span", torch.float32), ("alpha0_q", torch.bfloat16)):
+        rope = TRoPE(8)
+        rope._buffers[name] = rope.get_buffer(name).to(dtype)
+        with pytest.raises(ValueError, match=rf"{name} of this TRoPE was cast to {dtype}"):
+            rope(q, q, times)
+    TRoPE(8).to(torch.bfloat16)(q, q, times)
+
+
+def test_made_without_values_and_loaded() -> None:
+    """On the device meta, as Transformers and FSDP make modules."""
+    times = torch.tensor([[1_500_000_000, 1_510_000_000]])
+    q = torch.randn(1, 2, 1, 8)
+    for bank in ("geometric", "calendar"):
+        made = TRoPE(8, bank=bank, time_span=(1_500_000_000, 1_520_000_000))
+        with torch.device("meta"):
+            empty = TRoPE(8, bank=bank)
+        loaded = empty.to_empty(device="cpu")
+        loaded.load_state_dict(made.state_dict())
+        assert all(torch.equal(a, b) for a, b in zip(loaded(q, q, times), made(q, q, times), strict=True))
+    made = TimeReadout(8, (1_500_000_000, 1_520_000_000))
+    with torch.device("meta"):
+        empty = TimeReadout(8, (1_400_000_000, 1_420_000_000))
+    loaded = empty.to_empty(device="cpu")
+    loaded.load_state_dict(made.state_dict())
+    assert torch.equal(loaded(q[0, :, 0], times[0]), made(q[0, :, 0], times[0]))

@@ -112,7 +112,7 @@ class TimeReadout(nn.Module):
 def _follow_span(module: nn.Module, _: object = None) -> None:
     """The bank and the ends follow from the time span, which a checkpoint brings along."""
     assert isinstance(module, TimeReadout)
-    if module.turn.get_buffer("span").is_meta:  # only shapes are asked for
+    if module.turn.get_buffer("span").is_meta:  # no values yet: a checkpoint will bring them
         return
     span = int(module.turn.get_buffer("span"))
     module.turn.set_bank(span / FASTEST, span / SLOWEST)

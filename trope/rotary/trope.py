@@ -134,7 +134,8 @@ class TRoPE(Rotary):
         """beta, 2 pi beta and d alpha / d delta of every plane, float64 [3, P]: constants, so that no exporter rounds
         a literal 2 pi to float32 and no step divides again."""
         span = math.inf
-        if self.conditioning == "span" and not self.get_buffer("span").is_meta:  # there, only shapes are asked for
+        # Without values (device meta) there is no span to read; loading a checkpoint forms the bank again.
+        if self.conditioning == "span" and not self.get_buffer("span").is_meta:
             span = float(self.get_buffer("span").item())
         upper = self.beta_max
         if self.bank == "calendar":
@@ -275,7 +276,18 @@ class TRoPE(Rotary):
     ) -> None:  # fmt: skip
         if self.require_t_now and t_now is None:
             raise ValueError("t_now is required here (require_t_now=True), got None; pass the moment to recommend for")
+        self._check_own_dtypes()
         super().check_call(shape, times, lengths, t_now, offsets, allow_past)
+
+    def _check_own_dtypes(self) -> None:
+        """`_apply` keeps dtypes; a library that sets tensors itself (Transformers with dtype=bfloat16) does not."""
+        for name, x in (*self._parameters.items(), *self._buffers.items()):
+            whole = name in ("t0", "span", "_bank_bits")
+            if x is not None and (x.is_floating_point() if whole else x.dtype in (torch.bfloat16, torch.float16)):
+                raise ValueError(
+                    f"{name} of this TRoPE was cast to {x.dtype}, which rotates by other angles; load the model in "
+                    "float32 and cast it with .to(), which leaves TRoPE as it is"
+                )
 
     def extra_repr(self) -> str:
         parts = ("learnable", "multiscale", "shifted", "conjugate", "rotate_query", "rotate_key")
