@@ -140,7 +140,7 @@ def test_runs_that_may_be_undertrained_are_named(runs: list[Path], tmp_path: Pat
     assert "Warning: HR@10 is near zero for bad (0.00 %)" in said and len(NAMES) == 10
     assert len(json.loads((tmp_path / "out.json").read_text())["warnings"]) == 3
     (runs[0] / "metrics.json").write_text("{")
-    with pytest.raises(ValueError, match=r"metrics\.json is damaged"):
+    with pytest.raises(ValueError, match=r"metrics\.json is damaged or foreign"):
         command(*runs)
 
 

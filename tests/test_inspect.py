@@ -25,6 +25,7 @@ from trope.data.synthetic import CalendarShop, write_events
 from trope.figures.inspect import plots
 from trope.figures.inspect.page import write_page
 from trope.figures.inspect.terminal import show_report
+from trope.figures.style import style
 from trope.times import DAY, YEAR
 
 MOMENT = int(datetime(2024, 2, 29, 13, 30, tzinfo=UTC).timestamp())  # a Thursday
@@ -227,6 +228,15 @@ def test_the_legend_of_the_calendar_covers_no_bar(shares: tuple[float, float, fl
     box = legend.get_window_extent()
     covered = [artist for artist in (*axes.patches, *axes.texts) if box.overlaps(artist.get_window_extent())]
     assert not covered and figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+
+
+def test_the_ticks_of_a_small_catalogue_are_numbers() -> None:
+    axes = Figure(figsize=(6.4, 3.0), layout="constrained").subplots()
+    with style():
+        plots._popularity(SimpleNamespace(popularity=np.array([9, 5, 3, 2, 1, 1]), events=21), axes)
+        axes.figure.draw_without_rendering()
+        ticks = [label.get_text() for label in axes.get_xticklabels(which="both")]
+    assert "40" in ticks and "100" in ticks and "$" not in "".join(ticks)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

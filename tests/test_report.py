@@ -272,19 +272,19 @@ def test_baselines_whose_window_is_empty_say_so(data: Sequences, tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("metrics.json", "{", r"metrics\.json is damaged"),
-        ("metrics.json", "[1]", r"metrics\.json is damaged: .*object"),
-        ("metrics.json", "[" * 100_000, r"metrics\.json is damaged: .*nested"),
-        ("metrics.json", {"best_epoch": "two"}, r"metrics\.json is damaged: best_epoch"),
-        ("metrics.json", {"epochs": 0}, r"metrics\.json is damaged: epochs"),
-        ("metrics.json", {"seconds": None}, r"metrics\.json is damaged: seconds"),
-        ("metrics.json", {"test": {"HR@10": "much"}}, r"metrics\.json is damaged: test"),
-        ("metrics.json", {"test": {}}, r"metrics\.json is damaged: test .*HR@10"),
-        ("metrics.json", {"valid": {}}, r"metrics\.json is damaged: valid .*HR@10"),
-        ("metrics.json", {"filter_seen": "sometimes"}, r"metrics\.json is damaged: filter_seen"),
-        ("metrics.json", {"data": 3}, r"metrics\.json is damaged: data"),
-        ("env.json", "\xff", r"env\.json is damaged"),
-        ("env.json", '{"commit": 7}', r"env\.json is damaged: commit"),
+        ("metrics.json", "{", r"metrics\.json is damaged or foreign"),
+        ("metrics.json", "[1]", r"metrics\.json is damaged or foreign: .* instead of names"),
+        ("metrics.json", "[" * 100_000, r"metrics\.json is damaged or foreign: .*nested"),
+        ("metrics.json", {"best_epoch": "two"}, r"metrics\.json is damaged or foreign: best_epoch "),
+        ("metrics.json", {"epochs": 0}, r"metrics\.json is damaged or foreign: epochs"),
+        ("metrics.json", {"seconds": None}, r"metrics\.json is damaged or foreign: seconds"),
+        ("metrics.json", {"test": {"HR@10": "much"}}, r"metrics\.json is damaged or foreign: test"),
+        ("metrics.json", {"test": {}}, r"metrics\.json is damaged or foreign: test .*HR@10"),
+        ("metrics.json", {"valid": {}}, r"metrics\.json is damaged or foreign: valid .*HR@10"),
+        ("metrics.json", {"filter_seen": "sometimes"}, r"metrics\.json is damaged or foreign: filter_seen"),
+        ("metrics.json", {"data": 3}, r"metrics\.json is damaged or foreign: data"),
+        ("env.json", "\xff", r"env\.json is damaged or foreign"),
+        ("env.json", '{"commit": 7}', r"env\.json is damaged or foreign: commit"),
         ("env.json", None, r"env\.json"),
     ],
 )  # fmt: skip
@@ -309,8 +309,9 @@ def test_damaged_baselines_are_counted_again(data: Sequences, reported: Path) ->
     path = reported / "baselines.json"
     whole = json.loads(path.read_text())
     assert counted._read(path, whole["about"]) is not None
+    edited = path.read_text().replace("0.", "0.1", 1)  # a plausible number, but not the one that was counted
     wrong = {"metrics": {**whole["metrics"], "most popular": {"MRR": 7}}}
-    for content in ("[" * 100_000, "\xff", "[]", "{}", '{"about": 1}', json.dumps(whole | wrong), "{"):
+    for content in ("[" * 100_000, "\xff", "[]", "{}", '{"about": 1}', json.dumps(whole | wrong), "{", edited):
         path.write_bytes(content.encode("latin-1"))
         assert counted._read(path, whole["about"]) is None, content[:20]
     compare(data, reported)

@@ -66,6 +66,9 @@ def compare(
     With --models, every model is trained on the dataset first; its metrics are the mean over the seeds. Finished runs
     are not trained again. A run that fails is reported and does not stop the others. report.md and report.html in --out
     have the format of the paper's table.
+
+    Warnings stand below the tables, and in the reports: one seed, counting ahead of a model, a model that may be
+    undertrained (validation chose one of the first epochs, or HR@10 is near zero), baselines that are equal.
     """
     from trope.evaluate.compare import compare_runs
     from trope.experiments.report.record import describe, to_dict

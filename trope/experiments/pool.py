@@ -31,16 +31,8 @@ from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
 from trope.evaluate.metrics import Floats, per_user
-from trope.runs import (
-    CONFIG,
-    METRICS,
-    OUTPUT,
-    ranks_path,
-    read_data,
-    read_environment,
-    read_metrics,
-    write_text,
-)  # fmt: skip
+from trope.figures.run_files import read_environment, read_metrics
+from trope.runs import CONFIG, METRICS, OUTPUT, ranks_path, read_data, write_text
 from trope.settings import preset, read_saved_toml, to_dict
 
 RESULTS = "results.jsonl"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trope.experiments.pool import Run
-from trope.figures.run_files import parse_row
-from trope.runs import LOG, REFIT, read_metrics
+from trope.figures.run_files import parse_row, read_metrics
+from trope.runs import LOG, REFIT
 
 
 @dataclass

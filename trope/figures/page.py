@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trope.figures.html import Markup, card, cards, details, document, facts, heading, paragraph, picture, table, text
+from trope.figures.run_files import read_environment, read_metrics
 from trope.figures.style import Drawn
-from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, read_environment, read_metrics, write_text
+from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, write_text
 from trope.settings import read_saved_toml, to_dict
 
 

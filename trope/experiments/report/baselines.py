@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +13,12 @@ from trope.evaluate.evaluation import rank_users
 from trope.evaluate.saved_ranks import About
 from trope.figures.run_files import NAMES as METRICS
 from trope.figures.run_files import is_number
-from trope.runs import write_json
+from trope.runs import read_json, seal, write_json
 from trope.train.distributed import process_group
 
 NAME = "baselines.json"
 Baselines = dict[str, dict[str, float]]
+_KINDS: dict[str, Any] = {"about": dict, "metrics": dict[str, dict[str, float]], "equal": list[str]}
 
 
 class Counted(NamedTuple):
@@ -43,21 +43,16 @@ def count_baselines(data: Sequences, config: Config, out: Path, device: str) -> 
             for name, scorer in scorers.items()
         }
         equal = equal_baselines(scorers, store, "test")
-    write_json(path, {"about": about, "metrics": metrics, "equal": equal})
+    write_json(path, seal({"about": about, "metrics": metrics, "equal": equal}))
     return Counted(metrics, equal)
 
 
 def _read(path: Path, about: dict[str, Any]) -> Counted | None:
     """What the file holds, or None where it is missing, damaged or about something else: then it is counted again."""
     try:
-        found = json.loads(path.read_bytes())
-        metrics, equal = found["metrics"], found["equal"]
-        is_whole = (
-            found["about"] == about
-            and tuple(metrics) == NAMES
-            and all(is_number(metrics[name][metric], 0, 1) for name in NAMES for metric in METRICS)
-            and all(isinstance(sentence, str) for sentence in equal)
-        )
-    except (FileNotFoundError, ValueError, RecursionError, KeyError, TypeError):
+        found = read_json(path, _KINDS, "count again")
+    except (FileNotFoundError, ValueError):
         return None
-    return Counted(metrics, equal) if is_whole else None
+    metrics = found["metrics"]
+    is_whole = tuple(metrics) == NAMES and all(is_number(metrics[n].get(m), 0, 1) for n in NAMES for m in METRICS)
+    return Counted(metrics, found["equal"]) if is_whole and found["about"] == about else None
