@@ -1,6 +1,7 @@
 """Bad input: a ValueError that says what is wrong, what was found and what to do."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -25,11 +26,13 @@ def rope(**options: object) -> TRoPE:
         (TIMES * 1_000_000, r"looks like microseconds"),
         (TIMES * 1_000_000_000, r"looks like nanoseconds"),
         (TIMES * 5, r"must lie before 2101, got 7500001000"),
+        (TIMES.double() * 1e291, r"must lie before 2101, got 1\.5000002e\+300; check the unit"),
+        (TIMES * 0 + (2**63 - 1), r"must lie before 2101, got 9223372036854775807; check the unit"),
         (TIMES * 0, r"positive Unix seconds, got 0; zero or negative usually means a missing timestamp"),
         (-TIMES, r"positive Unix seconds, got -1500000200"),
         (torch.where(TIMES.max() == TIMES, math.nan, TIMES.double()), r"must be finite, got nan; drop such events"),
         (torch.where(TIMES.max() == TIMES, math.inf, TIMES.double()), r"must be finite, got inf"),
-        (TIMES[:, :2], r"one entry per event, shape \(1, 3\), got \(1, 2\)"),
+        (TIMES[:, :1], r"one entry per event, shape \(1, 3\), got \(1, 1\)"),
         (None, r"needs the events' times, got None"),
     ],
 )
@@ -119,6 +122,68 @@ def test_t_now_can_be_required() -> None:
 
 def test_values_can_be_trusted() -> None:
     rope(check_values=False)(Q, Q, TIMES * 0)
+    rope(check_values=False)(Q, Q, TIMES.flip(1))
+
+
+@pytest.mark.parametrize("encoding", [TRoPE, TORoPE])
+def test_times_are_in_order(encoding: type) -> None:
+    q = torch.randn(2, 3, 2, 8)
+    times = torch.cat((TIMES, TIMES[:, [0, 2, 1]]))
+    said = r"times must not fall within a sequence, got 1500000100 after 1500000200 at place 2 of row 1; sort .*" + (
+        r"check_values=False"
+    )
+    with pytest.raises(ValueError, match=said):
+        encoding(8)(q, q, times)
+    with pytest.raises(ValueError, match=said):
+        encoding(8, layout="halves").cos_sin(times)
+    with pytest.raises(ValueError, match=said):
+        query_times(times)
+    # Padding may hold anything, and times that are equal are in order.
+    encoding(8)(q, q, times, torch.tensor([3, 2]))
+    encoding(8)(q, q, TIMES[:, [0, 0, 2]].expand(2, 3))
+
+
+def test_jagged_times_are_in_order_within_each_sequence() -> None:
+    flat = torch.cat((TIMES[0], TIMES[0]))
+    query_times(flat, offsets=torch.tensor([0, 3, 3, 6]))
+    with pytest.raises(ValueError, match=r"got 1500000000 after 1500000200 at place 3 of row 1; sort"):
+        query_times(flat, offsets=torch.tensor([0, 0, 6]))
+    with pytest.raises(ValueError, match=r"got 1500000100\.5 after 1500000200\.5 at place 1 of row 1; sort"):
+        query_times(flat[[0, 2, 1, 2]].double() + 0.5, offsets=torch.tensor([0, 1, 4]))
+
+
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [
+        ((2, 4, 5, 8), (2, 4, 5, 8)),
+        ((2, 4, 5, 8), (2, 1, 5, 8)),  # fewer heads in the key
+        ((2, 5, 5, 8), (2, 1, 5, 8)),  # as many heads as positions: the key tells
+    ],
+)
+@pytest.mark.parametrize("encoding", [TRoPE, TORoPE])
+def test_heads_before_positions(encoding: type, q: tuple[int, ...], k: tuple[int, ...]) -> None:
+    times = 1_500_000_000 + torch.arange(5).expand(2, 5)
+    with pytest.raises(ValueError, match=r"\[B, L, H, D\] .* look like \[B, H, L, D\]; pass q\.transpose\(1, 2\)"):
+        encoding(8)(torch.randn(q), torch.randn(k), times)
+    rotated_q, rotated_k = encoding(8)(torch.randn(q).transpose(1, 2), torch.randn(k).transpose(1, 2), times)
+    assert rotated_q.shape[1] == rotated_k.shape[1] == 5
+
+
+def test_jagged_heads_before_tokens() -> None:
+    q = torch.randn(4, 6, 8)
+    with pytest.raises(ValueError, match=r"\[T, H, D\] .* look like \[H, T, D\]; pass q\.transpose\(0, 1\)"):
+        rope()(q, q, 1_500_000_000 + torch.arange(6), offsets=torch.tensor([0, 2, 6]))
+
+
+def test_as_many_heads_as_positions_are_told_by_their_strides() -> None:
+    """The shapes fit either way. A tensor that was split into heads and transposed gets a warning, no refusal."""
+    times = 1_500_000_000 + torch.arange(5)[None]
+    q = torch.randn(1, 5, 5, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rope()(q, q, times)
+    with pytest.warns(UserWarning, match=r"5 positions and 5 heads .* look like \[B, H, L, D\]"):
+        rope()(q.transpose(1, 2), q.transpose(1, 2), times)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +200,8 @@ def test_values_can_be_trusted() -> None:
         ({"head_dim": 8, "position": "days"}, r"position must be one of"),
         ({"head_dim": 8, "alpha_init": "zeros"}, r"alpha_init must be one of"),
         ({"head_dim": 8, "time_span": (1, 10**12)}, r"is it in milliseconds"),
+        ({"head_dim": 8, "time_span": (1, math.inf)}, r"time_span must be two whole Unix seconds, got \(1, inf\)"),
+        ({"head_dim": 8, "time_span": (math.nan, 5)}, r"time_span must be two whole Unix seconds, got \(nan, 5\)"),
         ({"head_dim": 8, "time_span": (5, 5)}, r"time_span must be \(first, last\) with first < last"),
         ({"head_dim": 8, "time_span": (1, 5), "conditioning": "paper"}, r"takes no time_span"),
         ({"head_dim": 8, "bank": "calendar", "multiscale": False}, r"needs times, multiscale=True"),

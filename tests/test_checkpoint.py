@@ -9,10 +9,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import safetensors
 import torch
 from training import one_thread, tiny, tiny_data, weights
 
 from trope.data.sequences import Sequences
+from trope.models import tensors
 from trope.models.recommender import SequentialRecommender
 from trope.train import checkpoint
 from trope.train.checkpoint import Checkpoints, TrainState
@@ -83,10 +85,10 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
     Checkpoints(tmp_path).save(model, optimizer, TrainState(1, 0, 5))
 
     def full(*arguments: object) -> None:
-        raise OSError("no space left on device")
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match="no space"):
+    monkeypatch.setattr(tensors, "save_file", full)
+    with pytest.raises(OSError, match="No space"):
         Checkpoints(tmp_path).save(model, optimizer, TrainState(2, 0, 10))
     assert names(tmp_path) == ["epoch0001-step00000005"]
 
@@ -155,16 +157,21 @@ def test_a_checkpoint_with_another_state_of_the_table_is_refused(tmp_path: Path,
     Checkpoints(tmp_path).save(*make(9, f"train.table_state={stored}"), TrainState(1, 0, 5))
     latest = Checkpoints(tmp_path).latest()
     assert latest is not None
-    with pytest.raises(ValueError, match=f"items.weight/exp_avg_sq {shape}, which model and optimiser have not"):
+    with pytest.raises(ValueError, match=f"train.table_state was '{stored}', now '{given}'"):
         checkpoint.load(latest, *make(9, f"train.table_state={given}"))
+    model, _ = make(9, f"train.table_state={stored}")
+    optimizer = make_optimizer(model, tiny(f"train.table_state={given}"))
+    optimizer.step()
+    with pytest.raises(ValueError, match=f"items.weight/exp_avg_sq {shape}, which model and optimiser have not"):
+        checkpoint.load(latest, model, optimizer)
 
 
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("state.json", "{", "missing or damaged"),
+        ("state.json", "{", "damaged or foreign"),
         ("state.json", '{"format": 99}', "format 99"),
-        ("state.json", '{"format": 1, "mood": "good"}', "foreign or damaged"),
+        ("state.json", '{"format": 1, "mood": "good"}', "it has no epoch"),
         ("optimizer.safetensors", "truncated", "optimizer.safetensors"),
     ],
 )

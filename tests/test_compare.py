@@ -15,7 +15,8 @@ from trope.evaluate import saved_ranks
 from trope.evaluate.compare import compare_runs, compare_values
 from trope.evaluate.evaluation import EvalResult
 from trope.evaluate.metrics import Places, paired_bootstrap, per_user
-from trope.runs import ranks_path
+from trope.figures.run_files import NAMES
+from trope.runs import ranks_path, write_json
 
 ABOUT = saved_ranks.About("abc", "loo-strict", "test", "none", 50)
 USERS = 400
@@ -125,6 +126,29 @@ def test_damaged_or_pickled_ranks_are_refused(runs: list[Path]) -> None:
         np.savez(path, **(good | change))
         with pytest.raises(ValueError, match="damaged or foreign"):
             compare_runs(runs)
+
+
+def test_runs_that_may_be_undertrained_are_named(runs: list[Path], tmp_path: Path) -> None:
+    """One training each is always said; the epoch where a run has its metrics.json; HR@10 by the ranks themselves."""
+    bad = save(tmp_path / "bad", np.full(USERS, 1_000))
+    values = dict.fromkeys(NAMES, 0.5)
+    metrics = {"valid": values, "test": values, "best_epoch": 1, "epochs": 9, "steps": 3, "seconds": 2.5, "data": {}}
+    write_json(runs[0] / "metrics.json", {**metrics, "filter_seen": "none"})
+    said = " ".join(command(runs[0], bad, "--resamples", 50, "--json", tmp_path / "out.json").split())
+    assert "Warning: each run is one training, so these numbers do not show" in said
+    assert "Warning: validation chose one of the first 2 epochs for base (1 of 9): it may be undertrained" in said
+    assert "Warning: HR@10 is near zero for bad (0.00 %)" in said and len(NAMES) == 10
+    assert len(json.loads((tmp_path / "out.json").read_text())["warnings"]) == 3
+    (runs[0] / "metrics.json").write_text("{")
+    with pytest.raises(ValueError, match=r"metrics\.json is damaged"):
+        command(*runs)
+
+
+def test_names_of_runs_are_text_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("[red]a[", "\x1b[31mb"):
+        save(tmp_path / name, np.arange(USERS))
+    said = command(*sorted(tmp_path.iterdir()), "--resamples", 50)
+    assert "[red]a[" in said and "\x1b" not in said and "difference: from \\x1b[31mb; *" in said
 
 
 def test_of_many_runs_the_main_metrics_are_shown(runs: list[Path], tmp_path: Path) -> None:

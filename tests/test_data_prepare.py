@@ -28,6 +28,7 @@ from data_logs import (
 )
 from hypothesis import HealthCheck, given, settings
 
+from trope.data.folder import checksum_of
 from trope.data.prepare import Options
 from trope.data.protocols import Protocol
 
@@ -195,3 +196,47 @@ def test_json_lines_beside_gzip(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "log.jsonl.gz", "wt") as file:
         file.writelines(f'{{"user": {u}, "item": "{i}", "timestamp": {t}, "text": "a,b"}}\n' for u, i, t in rows)
     assert array_hashes(prepared(tmp_path / "log.jsonl.gz", tmp_path / "out")) == array_hashes(expected)
+
+
+@settings(QUICK, max_examples=3)
+@given(rows=events(min_size=40, max_size=80))
+def test_every_row_is_kept_or_counted_as_dropped(rows: list[Event]) -> None:
+    # Users 7 to 9 and item 99 are seen once, so that the filter always has something to take.
+    rows = [*rows, *[(user, 99, START + 4) for user in (7, 8, 9)], *[(1, n, START + 4) for n in range(1, 7)] * 5]
+    kinds: list[str | None] = [("view", "buy", "like", None)[n % 4] for n in range(len(rows))]
+    chosen = [row for row, kind in zip(rows, kinds, strict=True) if kind in ("view", "buy")]
+    inside = [row for row in chosen if START + 2 <= row[2] < START + 7]
+    left = core(inside, 2, 3)
+    options = Options(
+        protocol=Protocol("loo-paper"), min_user=2, min_item=3, event_types=("view", "buy"), since=START + 2,
+        until=START + 7, on_bad="skip",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        bad = [(1, 1, 0)] * 3
+        log = write_parquet(Path(folder) / "log.parquet", [*rows, *bad], kind=[*kinds, "buy", "view", None])
+        meta = prepared(log, Path(folder) / "out", options, event_col="kind").meta
+    found = meta["dropped"]
+    assert found["rows"] == {
+        "without_group": 0,
+        "bad": 3,
+        "other_event": len(rows) - len(chosen),
+        "before_since": sum(row[2] < START + 2 for row in chosen),
+        "from_until": sum(row[2] >= START + 7 for row in chosen),
+        "core": len(inside) - len(left),
+    }
+    assert meta["source"]["rows"] == sum(found["rows"].values()) + meta["counts"]["events"]
+    for side, name in enumerate(("users", "items")):
+        assert found["core"][name] == [len({row[side] for row in part}) for part in (inside, left)]
+    assert found["core"]["events"] == [len(inside), len(left)]
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_what_was_dropped_does_not_change_the_checksum(tmp_path: Path, once: bool) -> None:
+    meta = prepared(write_parquet(tmp_path / "log.parquet", random_log()), tmp_path / "out", Options(once=once)).meta
+    assert meta["dropped"]["core"] == {"users": [20, 20], "items": [15, 15], "events": [400, 400]}
+    assert checksum_of({key: value for key, value in meta.items() if key != "dropped"}) == meta["checksum"]
+
+
+def test_without_a_filter_nothing_is_counted(tmp_path: Path) -> None:
+    found = prepared(write_parquet(tmp_path / "log.parquet", random_log()), tmp_path / "out").meta["dropped"]
+    assert found == {"rows": dict.fromkeys(found["rows"], 0), "core": None}

@@ -228,7 +228,7 @@ def test_an_edited_meta_is_found(copy: Path, change: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "damaged"), ("[]", "format 'list'"), ('{"format": 9}', "format 9")]
+    ("text", "message"), [("{", "damaged"), ("[]", "a list instead"), ('{"format": 9}', "format 9")]
 )
 def test_a_foreign_meta_is_refused(copy: Path, text: str, message: str) -> None:
     (copy / "meta.json").write_text(text)

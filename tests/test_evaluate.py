@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from trope.cli.main import app
 from trope.data.protocols import Protocol
 from trope.data.sequences import EvalBatch, Sequences
 from trope.evaluate import saved_ranks
-from trope.evaluate.baselines import MostPopular, RecentlyPopular
+from trope.evaluate.baselines import MostPopular, RecentlyPopular, baselines, equal_baselines
 from trope.evaluate.evaluation import evaluate, rank_users
 from trope.evaluate.ranking import user_batches
 from trope.kernels.ranking import Catalogue
 from trope.models.recommender import SequentialRecommender
 from trope.runs import DATA, write_json
 from trope.settings import preset, to_toml
+from trope.times import DAY
 
 MAX_LEN = 6
 PROTOCOLS = {
@@ -320,6 +322,32 @@ def test_the_command_prints_saves_and_writes_json(data: Sequences, tmp_path: Pat
     np.testing.assert_array_equal(result.ranks, again.ranks)
     np.testing.assert_array_equal(result.places.better, again.places.better)
     assert f"{100 * again.metrics['MRR']:.2f}" in said
+
+
+def test_baselines_that_are_equal_say_why(tmp_path: Path) -> None:
+    """Plain dates have nothing in the last hour before a midnight; plain months have nothing in the last day either."""
+    why = "no event lies in the last {} before t_now, for any test user"
+    hour = f"'popular in 1 h' equals 'most popular': {why.format('hour')}"
+    day = f"'popular in 24 h' equals 'most popular': {why.format('24 hours')}"
+    within = (
+        "'popular in 24 h' equals 'popular in 1 h': every event of the last 24 hours before t_now lies in the last "
+        "hour, for every test user"
+    )
+    wanted = {DAY: [hour], 30 * DAY: [day, hour], 1: []}
+    logs = {step: [(u, i, t - t % step) for u, i, t in random_log(rows=200, spread=10**7)] for step in wanted}
+    # Sessions of half an hour, months apart. Every other user leaves before the last one.
+    logs[0] = [(u, i % 5, START + i * 30 * DAY + 60 * u) for u in range(20) for i in range(8 + u % 2)]
+    wanted[0] = [within]
+    for step, log in logs.items():
+        data = prepared(write_parquet(tmp_path / f"{step}.parquet", log), tmp_path / f"data{step}")
+        scorers = baselines(data, "test")
+        assert equal_baselines(scorers, data, "test") == wanted[step], step
+        metrics = {name: rank_users(scorer, data, "test", "none", MAX_LEN).metrics for name, scorer in scorers.items()}
+        for sentence in wanted[step]:
+            one, other = re.findall(r"'(.*?)'", sentence)[:2]
+            assert metrics[one] == metrics[other]
+    said = command(make_run(tmp_path / "[bold]run", prepared(tmp_path / f"{DAY}.parquet", tmp_path / "[red]data")))
+    assert hour in " ".join(said.split()) and "[bold]run" in said and "[red]data," in said
 
 
 def test_the_command_refuses_other_data_and_other_settings(data: Sequences, tmp_path: Path) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import dataclasses
 import json
 import math
+import re
+from html import escape
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from data_logs import prepared, random_log, write_parquet
 from training import one_thread, tiny, tiny_data  # noqa: F401
 from typer.testing import CliRunner
 
@@ -24,6 +29,7 @@ from trope.figures import items as figure_items
 from trope.figures import layers as figure_layers
 from trope.figures import moment as figure_moment
 from trope.figures import movement as figure_movement
+from trope.figures import season as figure_season
 from trope.figures import stages as figure_stages
 from trope.figures import style as figure_style
 from trope.figures.attention import attention_maps, hstu_weights, unpadded
@@ -43,8 +49,10 @@ from trope.figures.numbers import (
     starting_periods,
     strength,
 )  # fmt: skip
-from trope.figures.run import RunView, burstiness, example, histories, open_run, test_users
+from trope.figures.page import write_report
+from trope.figures.run import RunView, burstiness, example, histories, open_run, test_users, whose
 from trope.figures.style import balance, content, finish, page
+from trope.figures.visible import visible
 from trope.kernels.attention.reference import attention, time_buckets
 from trope.kernels.norm import norm
 from trope.kernels.project import project
@@ -283,7 +291,8 @@ def test_movement_is_the_phase_gained_over_the_span() -> None:
 
 
 def test_cycles_with_a_plane_are_counted_and_the_start_is_told(run: Path, tmp_path: Path, data: Sequences) -> None:
-    assert figure_frequencies.tuned_cycles([np.array([1.04 * DAY, 5.0]), np.array([YEAR, 8 * DAY])]) == 2
+    turns = [np.array([1.04 * DAY, 5.0]), np.array([YEAR, 8 * DAY])]
+    assert figure_frequencies.tuned_cycles(turns, figure_frequencies.CYCLES) == 2
     assert "before training" in figure_frequencies.draw(open_run(run)).title
     shared = open_run(untrained(data, tmp_path / "run", "hstu-trope", "rotary.bank=calendar"))
     assert "share their coefficients" in figure_frequencies.draw(shared).title
@@ -366,6 +375,117 @@ def test_the_best_epochs_label_stays_inside_its_axes(run: Path, tmp_path: Path, 
         inside, frame = label.get_window_extent(), axes.get_window_extent()
     assert frame.x0 <= inside.x0 and inside.x1 <= frame.x1 and inside.y1 <= frame.y1
     assert all(float(tick.get_text()).is_integer() for tick in axes.get_xticklabels() if tick.get_text())
+
+
+HOSTILE = ("$\\frac{1$", "$", "\x1b[31m", "<svg>&", "\\$x$", "[/bold]", "a\nb", "\u202eevil", "$_$", "日本")
+
+
+def hostile_data(path: Path) -> Sequences:
+    """A log whose ids mean something to a typesetter, a terminal or a page, in a folder of that kind."""
+    names = {number: f"{HOSTILE[number % len(HOSTILE)]}{number}" for number in range(31)}
+    rows = [(names[user], names[item], time) for user, item, time in random_log(rows=400, users=30, items=20)]
+    return prepared(write_parquet(path / "log.parquet", rows), path / "$\\frac{1$ <b>")
+
+
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
+def test_ids_are_drawn_as_they_are(tmp_path: Path) -> None:
+    """No id is typeset, breaks the SVG or acts on the page; the user of a caption is named by the log's id."""
+    hostile = hostile_data(tmp_path)
+    run = untrained(hostile, tmp_path / "[bold]\x1b[31m$\\frac{1$", "hstu-trope")
+    view = open_run(run)
+    with figure_style.style():
+        *captions, items = (m.draw(view) for m in (figure_geometry, figure_layers, figure_moment, figure_items))
+    ids, known = hostile.ids("user_ids"), hostile.ids("item_ids")
+    assert ids is not None and known is not None
+    name = visible(str(ids[int(example(view).users[0])]))
+    for drawn in captions:
+        assert f"test user {name} of $\\frac{{1$ <b>" in drawn.caption
+    titles = {axes.get_title(loc="left") for axes in items.figure.axes}
+    assert len(titles) == 6 and titles <= {f"item {visible(str(each))}" for each in known.to_list()}
+    svg = content(items.figure, "svg")
+    ElementTree.fromstring(svg)
+    page = write_report(run, [(items, svg), (captions[0], b"<svg/>")], tmp_path / "report.html").read_text()
+    assert not {"\x1b", "\u202e"} & set(page) and "<b>" not in page and f"test user {escape(name)} of $" in page
+
+
+def test_a_season_may_have_any_name(tmp_path: Path) -> None:
+    curve = np.ones(3)
+    panels = [figure_season.Panel("Q1", ["$\\frac{1$", "\x1b[31m"], curve, {"a": curve, "$\\b$": curve})] * 4
+    for path in figure_season.draw(panels, TIMES.numpy(), "$\\frac{1$", tmp_path / "season.png"):
+        assert path.stat().st_size > 10_000
+    ElementTree.fromstring((tmp_path / "season.svg").read_bytes())
+
+
+def test_users_are_named_by_their_own_ids_or_else_by_number(run: Path) -> None:
+    view = open_run(run)
+    ids = view.data.ids("user_ids")
+    user = int(example(view).users[0])
+    assert ids is not None and ids[user] != user, "the log's ids begin at 1"
+    assert f"test user {ids[user]} of " in figure_geometry.draw(view).caption
+    bare = copy.copy(view.data)
+    bare.ids = lambda name: None  # type: ignore[method-assign]
+    assert whose(dataclasses.replace(view, data=bare), example(view)) == f"test user number {user + 1} of data"
+
+
+def test_a_log_of_plain_dates_cannot_tell_the_day(tmp_path: Path) -> None:
+    rows = [(user, item, time - time % DAY) for user, item, time in random_log(rows=400, users=30, spread=10**8)]
+    dates = prepared(write_parquet(tmp_path / "log.parquet", rows), tmp_path / "data")
+    view = open_run(untrained(dates, tmp_path / "run", "hstu-trope"))
+    with figure_style.style():
+        drawn = figure_frequencies.draw(view)
+    panels = [axes.get_title(loc="left") for figure in drawn.figure.subfigs for axes in figure.axes]
+    assert "day: cannot tell, the log has plain dates" in panels
+    assert " of 5" in drawn.title and " of 6" not in drawn.title
+    assert figure_frequencies.tuned_cycles([np.array([DAY])], figure_frequencies.CYCLES[1:]) == 0
+
+
+def test_the_words_of_figure_7_do_not_cover_its_curves(run: Path) -> None:
+    view = open_run(run)
+    with figure_style.style():
+        figure = figure_items.draw(view).figure
+        figure.draw_without_rendering()
+    axes = figure.axes[0]
+    (line,), (area,) = axes.lines, axes.collections
+    highest = max(line.get_ydata().max(), area.get_paths()[0].vertices[:, 1].max())
+    lowest = min(text.get_window_extent().y0 for text in axes.texts)
+    assert {text.get_text() for text in axes.texts} == {"model", "events"}
+    assert axes.transData.transform((0, highest))[1] < lowest
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("7\n", "line 2: it must be an object"), ("{\n", "line 2: "), ("\xff\n", "line 2: "),
+        ('{"epoch_loss": 1}\n', "line 2: epoch must be"), ("[" * 100_000 + "\n", "line 2: it is nested too deeply"),
+        ('{"epoch": 1, "epoch_loss": "x"}\n', "line 2: epoch_loss"),
+        ('{"epoch": 2, "epoch_loss": 1, "HR@10": null}\n', "line 2: HR@10"),
+        ('{"epoch": 2, "epoch_loss": NaN}\n', "line 2: epoch_loss"),
+        (f'{{"epoch": 2, "epoch_loss": 1, "seconds": 1{"0" * 400}}}\n', "line 2: seconds"),
+        ('{"epoch": 2, "epo', None),
+    ],
+)  # fmt: skip
+def test_a_damaged_log_gives_one_line(run: Path, tmp_path: Path, damage: str, words: str | None) -> None:
+    """A last line without an end was cut short by a kill; it is no damage."""
+    (tmp_path / "config.toml").write_bytes((run / "config.toml").read_bytes())
+    whole = b'{"epoch": 1, "epoch_loss": 5.0, "HR@10": 0.5}\n'
+    (tmp_path / "log.jsonl").write_bytes(whole + damage.encode("latin-1"))
+    if words is None:
+        assert "best after epoch 1 of 1" in figure_curve.draw(tmp_path).title
+        return
+    with pytest.raises(ValueError, match=rf"log\.jsonl is damaged: {re.escape(words)}") as refused:
+        figure_curve.draw(tmp_path)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "env.json"])
+def test_a_damaged_record_of_a_run_gives_one_line(data: Sequences, tmp_path: Path, name: str) -> None:
+    run = untrained(data, tmp_path / "run", "hstu-time")
+    for damage in ("{", "[1]", '{"test": 3, "date": 3}', "[" * 100_000):
+        (run / name).write_text(damage)
+        with pytest.raises(ValueError, match=rf"{re.escape(name)} is damaged: "):
+            write_report(run, [], tmp_path / "report.html")
+    (run / name).unlink()
+    assert write_report(run, [], tmp_path / "report.html").is_file()
 
 
 def test_items_over_time_count_training_events_and_ask_from_histories_until_then(

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from trope.cli.main import app
-from trope.data.inspect import Report, durations, inspect, measure
+from trope.data.inspect import CalendarSignal, Report, durations, inspect, measure
 from trope.data.inspect.calendar import calendar_signals, mutual_information
-from trope.data.inspect.summary import length_bins
+from trope.data.inspect.summary import calendar_findings, length_bins
 from trope.data.synthetic import CalendarShop, write_events
 from trope.figures.inspect import plots
 from trope.figures.inspect.page import write_page
@@ -139,6 +140,46 @@ def test_a_short_log_has_no_seasons() -> None:
     assert [signal.verdict for signal in signals][2] == "cannot tell"
 
 
+def dated(rows: list[Event], zone: str | None = None) -> list[Event]:
+    """The log with dates instead of moments: midnights in UTC, or in a zone with daylight saving."""
+    if zone is None:
+        return [(user, item, time - time % DAY) for user, item, time in rows]
+    place = ZoneInfo(zone)
+    days = [(u, i, datetime.fromtimestamp(time, place).date()) for u, i, time in rows]
+    return [(u, i, int(datetime(d.year, d.month, d.day, tzinfo=place).timestamp())) for u, i, d in days]
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_a_log_of_plain_dates_cannot_tell_the_hour(tmp_path: Path, zone: str | None) -> None:
+    report = report_of(dated(random_log(rows=2_000, spread=YEAR), zone), tmp_path)
+    hour, week, _ = report.signals
+    assert hour.verdict == "cannot tell" and week.verdict != "cannot tell" and not report.has_hours
+    sentence = "Hour of day: cannot tell; the log has plain dates, without a time of day."
+    assert sentence in calendar_findings(report)
+    console = Console(width=80, record=True, file=open(tmp_path / "out", "w"))  # noqa: SIM115
+    show_report(report, console)
+    text = console.export_text()
+    assert "hour: cannot tell" in text and " 03 " not in text and "weekday" in text
+    (row,) = [line for line in text.splitlines() if line.strip().startswith("hour of day")]
+    assert "%" not in row and "cannot tell" in row
+    page = write_page(report, tmp_path / "page.html").read_text()
+    assert sentence in page and "by weekday and hour" not in page and 'alt="Events by weekday' in page
+
+
+def test_a_log_of_moments_tells_the_hour(tmp_path: Path) -> None:
+    report = report_of(random_log(rows=2_000, spread=YEAR), tmp_path)
+    assert report.has_hours and report.signals[0].verdict == "none seen"
+    assert "by weekday and hour" in write_page(report, tmp_path / "page.html").read_text()
+
+
+def test_a_log_of_one_weekday_cannot_tell_the_week() -> None:
+    monday = 1_600_041_600
+    signals = calendar_signals(np.arange(5_000) % 7, monday + np.arange(5_000) % 100 * 7 * DAY)
+    assert [signal.verdict for signal in signals[:2]] == ["cannot tell", "cannot tell"]
+    report = SimpleNamespace(signals=signals)
+    assert "Day of week: cannot tell; all events have the same day of week." in calendar_findings(report)
+
+
 def test_terminal_view_fits_80_columns(tmp_path: Path) -> None:
     report = report_of(random_log(rows=600), tmp_path)
     console = Console(width=80, record=True, file=open(tmp_path / "out", "w"))  # noqa: SIM115
@@ -172,6 +213,20 @@ def test_no_line_is_cut_off_and_none_runs_through_the_legend() -> None:
     legend = axes.get_legend().get_window_extent()
     legend_bottom = axes.transData.inverted().transform(legend.min)[1]
     assert bottom == 0 and 100 < legend_bottom < top
+
+
+@pytest.mark.parametrize("shares", [(0.9, 0.9, 0.9), (0.0, 0.0, 0.9), (0.9, 0.0, 0.0), (0.0, 0.0, 0.0)])
+def test_the_legend_of_the_calendar_covers_no_bar(shares: tuple[float, float, float]) -> None:
+    names = ("hour of day", "day of week", "time of year")
+    signals = [CalendarSignal(name, 5.0, share, share, 0.0) for name, share in zip(names, shares, strict=True)]
+    figure = Figure(figsize=(6.4, 2.4), layout="constrained")
+    axes = figure.subplots()
+    plots._calendar(SimpleNamespace(signals=signals), axes)
+    figure.draw_without_rendering()
+    (legend,) = [*figure.legends, *([axes.get_legend()] if axes.get_legend() else [])]
+    box = legend.get_window_extent()
+    covered = [artist for artist in (*axes.patches, *axes.texts) if box.overlaps(artist.get_window_extent())]
+    assert not covered and figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The six models (and SASRec with T-RoPE): causality, padding, definitions, learning, checkpoints."""
 
-import json
 import math
 import pickle
 from dataclasses import replace
@@ -19,6 +18,7 @@ from trope.models.context import Context, Stream, relative_intervals
 from trope.models.hstu import HSTUBlock
 from trope.models.recommender import SequentialRecommender
 from trope.models.transformer import IntervalAttention, IntervalTables
+from trope.runs import read_json, seal, write_json
 from trope.settings import from_dict, preset, read_toml, to_dict, to_toml
 
 SMALL = ["model.width=16", "model.heads=2", "model.head_dim=8", "model.max_len=12", "model.dropout=0.0"]
@@ -238,7 +238,7 @@ def test_foreign_and_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     small("hstu").save_pretrained(tmp_path / "m")
     small("hstu-time").save_pretrained(tmp_path / "other")
     weights, config = tmp_path / "m" / "model.safetensors", tmp_path / "m" / "config.json"
-    whole, described = weights.read_bytes(), json.loads(config.read_text())
+    whole, described = weights.read_bytes(), read_json(config, {}, "")
     weights.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="cannot read the weights"):
         SequentialRecommender.from_pretrained(tmp_path / "m")
@@ -253,7 +253,7 @@ def test_foreign_and_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
         ({"config": {"model": {"width": "wide"}}}, "model.width must be a whole number, got 'wide'"),
         ({"config": {"model": {"depth": 3}}}, "model has no field 'depth'"),
     ):
-        config.write_text(json.dumps({**described, **change}))
+        write_json(config, seal({**described, **change}))
         with pytest.raises(ValueError, match=message):
             SequentialRecommender.from_pretrained(tmp_path / "m")
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import trope
 from trope.bench import kernels as benchmark
-from trope.cli.main import app
+from trope.cli.main import app, main
 
 HEAVY = (
     "typer", "rich", "tqdm", "pandas", "pyarrow", "ibis", "duckdb", "pyspark", "matplotlib", "transformers",
@@ -63,6 +63,36 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (ValueError("no file\nat 'a\x1b[2Jb'\u202e"), "trope: no file at 'a\\x1b[2Jb'\\u202e"),
+        (ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow.parquet"), "pip install 'trope[data]'"),
+        (ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib"), "pip install 'trope[figures]'"),
+    ],
+)
+def test_an_error_is_one_line_without_escape_codes(
+    raised: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise raised
+
+    monkeypatch.setattr("trope.cli.main.app", fail)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1 and said in error
+
+
+def test_a_module_that_no_extra_brings_is_a_bug_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ModuleNotFoundError("No module named 'trope.gone'", name="trope.gone")
+
+    monkeypatch.setattr("trope.cli.main.app", fail)
+    with pytest.raises(ModuleNotFoundError):
+        main()
 
 
 def test_bench_kernels_writes_its_numbers(tmp_path: Path) -> None:

@@ -213,6 +213,16 @@ def test_as_a_drop_in_it_takes_any_shape_and_refuses_what_ruins_it(rng: torch.Ge
             wrong()
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64])
+def test_outputs_that_cannot_hold_a_rotation_are_refused(dtype: torch.dtype) -> None:
+    """Integers were rotated and then cut back to integers: other scores, without a word."""
+    out, moments = torch.ones(2, 16, dtype=dtype), torch.full((2,), SPAN[0])
+    with pytest.raises(ValueError, match=rf"out must be bfloat16, float16, float32 or float64, got {dtype}; cast"):
+        TimeReadout(16, SPAN)(out, moments)
+    with pytest.raises(ValueError, match=rf"start must be bfloat16, .* got {dtype}; cast"):
+        TimeReadout(16, SPAN)(torch.ones(2, 16), moments, out)
+
+
 def test_a_share_is_a_share() -> None:
     with pytest.raises(ValueError, match=r"auto or a share of the planes, from 0 to 1, got 1\.5"):
         preset("hstu-trope", ["rotary.readout=1.5"])

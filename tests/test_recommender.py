@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,16 +15,19 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
-from data_logs import START, prepared, random_log, write_parquet
+from data_logs import START, loose, prepared, random_log, write_parquet
 from typer.testing import CliRunner
 
 from trope.cli.main import app
 from trope.data.catalogue import Catalogue
+from trope.data.folder import Ids
+from trope.data.printable import printable
 from trope.data.sequences import Sequences
 from trope.models.recommender import SequentialRecommender
 from trope.runs import open_run
-from trope.serve.recommender import Histories, Recommender
+from trope.serve.recommender import Histories, Recommender, long_after
 from trope.settings import preset
+from trope.times import DAY, say_minute
 
 NOW = START + 2_000_000
 MAX_LEN = 8
@@ -219,6 +223,14 @@ def test_every_history_needs_a_moment(recommender: Recommender, moments: Any) ->
         recommender.rank(histories, np.array(moments, np.int64))
 
 
+def test_the_events_of_a_history_are_in_order(recommender: Recommender) -> None:
+    histories = Histories(np.array([1, 2, 3]), START + np.array([5, 0, 1]), np.array([0, 1, 3]))
+    recommender.rank(histories, np.array([NOW, NOW]))  # the second user's events may begin before the first's end
+    histories = Histories(np.array([1, 2, 3]), START + np.array([5, 1, 0]), np.array([0, 1, 3]))
+    with pytest.raises(ValueError, match=r"at place 1 of row 1; sort each sequence's events by time$"):
+        recommender.rank(histories, np.array([NOW, NOW]))
+
+
 def test_a_diverged_model_is_refused(data: Sequences, run: Path) -> None:
     histories = Histories(np.array([1, 2]), START + np.arange(2), np.array([0, 2]))
     broken = Recommender.from_pretrained(run, device="cpu")
@@ -253,6 +265,14 @@ def test_integer_items(tmp_path: Path) -> None:
         recommender.recommend(events.cast({"item_id": pl.String}), t_now=NOW)
 
 
+def test_an_id_is_found_by_its_exact_text() -> None:
+    """int() would take all of these for 7, 10, 9 or -3."""
+    ids = Ids(np.array([-3, 0, 7, 9, 10]))
+    assert [ids.find(text) for text in ("-3", "0", "7", "9", "10", 10)] == [0, 1, 2, 3, 4, 4]
+    for text in ("007", "1_0", "\uff19", "+7", " 7", "7\n", "7.0", "-0", "00", "\u0667", "--3", "", "1" * 5_000):
+        assert ids.find(text) is None, text
+
+
 def test_a_run_of_another_catalogue_is_refused(run: Path, recommender: Recommender, tmp_path: Path) -> None:
     smaller = prepared(write_parquet(tmp_path / "log.parquet", random_log(items=9)), tmp_path / "data")
     smaller.write_catalogue(tmp_path / "catalogue")
@@ -282,6 +302,108 @@ def test_the_command_uses_events_up_to_the_moment(run: Path, log: list[Any]) -> 
 def test_the_command_takes_a_date(run: Path) -> None:
     result = CliRunner().invoke(app, ["recommend", str(run), "--user", "u07", "--at", "2020-10-20"])
     assert "user u07 at 2020-10-20 00:00 UTC" in " ".join(result.output.split())
+
+
+def test_the_command_shows_names_only_where_there_are_any(run: Path, tmp_path: Path) -> None:
+    def header(folder: Path, user: str) -> list[str]:
+        result = CliRunner().invoke(app, ["recommend", str(folder), "--user", user, "--at", str(NOW)])
+        assert result.exit_code == 0, result.output
+        return next(line.split() for line in result.output.splitlines() if line.split()[:1] == ["rank"])
+
+    assert header(run, "u07") == ["rank", "item", "score"]
+    rows = [(user, item, time) for user, item, time in random_log()]
+    movies = "".join(f"{item}::Film {item} (1999)::Drama\n" for item in {item for _, item, _ in rows})
+    (tmp_path / "movies.dat").write_text(movies, encoding="latin-1")
+    (tmp_path / "ratings.dat").write_text("".join(f"{u}::{i}::5::{t}\n" for u, i, t in rows), encoding="latin-1")
+    named = make_run(prepared("ml-1m", tmp_path / "data", raw=tmp_path), tmp_path / "run")
+    assert header(named, "7") == ["rank", "item", "name", "score"]
+
+
+def test_the_command_takes_several_users(run: Path, recommender: Recommender, log: list[Any]) -> None:
+    command = ["recommend", str(run), "--at", str(NOW), "-k", "2", "--user", "u07", "--user", "u03", "--user", "u07"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    _, first, second = result.output.split("user u")
+    for user, shown in (("u07", first), ("u03", second)):
+        assert shown.startswith(user[1:])
+        for item, score in by_hand(recommender, log, user, NOW)[:2]:
+            assert item in shown and f"{score:.4f}" in shown
+    result = CliRunner().invoke(app, [*command, "--user", "u99"])
+    assert isinstance(result.exception, ValueError) and "has no user 'u99'" in str(result.exception)
+    assert "rank" not in result.output
+
+
+@pytest.mark.parametrize(
+    "ids", [["[/bold]", "[red]x", ":smile:"], ["\x1b[2J\x1b]0;pwned\x07", "a\nb", "\u202etxt.exe"]]
+)
+def test_the_command_prints_ids_as_they_are(ids: list[str], tmp_path: Path) -> None:
+    """Neither markup nor escape codes of an id, or of a user's, are obeyed."""
+    log = [(f"[/b]{ids[0]}", ids[n % 3], START + n) for n in range(9)] + [
+        ("u", ids[n % 3], START + n) for n in range(9)
+    ]
+    data = prepared(write_parquet(tmp_path / "log.parquet", log), tmp_path / "data", loose())
+    run = make_run(data, tmp_path / "run")
+    result = CliRunner().invoke(app, ["recommend", str(run), "--user", f"[/b]{ids[0]}", "--at", str(NOW)])
+    assert result.exit_code == 0, result.exception
+    assert not {"\x1b", "\x07", "\u202e"} & set(result.output)
+    for shown in map(printable, [*ids, f"user [/b]{ids[0]} at"]):
+        assert shown in result.output
+
+
+def test_the_command_says_when_the_moment_is_long_after_the_training_data(run: Path, data: Sequences) -> None:
+    first, last = data.time_span
+    tenth = (last - first) // 10
+
+    def said(moment: int) -> str:
+        result = CliRunner().invoke(app, ["recommend", str(run), "--user", "u07", "--at", str(moment)])
+        assert result.exit_code == 0, result.output
+        return result.stderr
+
+    assert said(last + tenth) == ""
+    note = said(last + tenth + 60)
+    assert note.count("\n") == 1 and "train again" in note
+    assert say_minute(last + tenth + 60) in note and say_minute(last) in note
+
+
+def test_long_after_is_a_tenth_of_the_span_and_at_most_60_days() -> None:
+    assert long_after((START, START + 100 * DAY), START + 110 * DAY) is None
+    assert "10 days after" in str(long_after((START, START + 100 * DAY), START + 110 * DAY + 1))
+    years = (START, START + 5_000 * DAY)
+    assert long_after(years, years[1] + 60 * DAY) is None and long_after(years, years[1] + 60 * DAY + 1) is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_forked_child_that_would_hang_is_refused(
+    recommender: Recommender, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """torch's threads do not survive a fork. One thread alone needs no others: the child may rank then."""
+    histories = Histories(np.array([1, 2]), START + np.arange(2), np.array([0, 2]))
+    expected = recommender.rank(histories, np.array([NOW])).items.tolist()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # nothing may return into pytest
+        said = []
+        for ask in (
+            lambda: recommender.rank(histories, np.array([NOW])).items.tolist(),
+            lambda: len(Recommender(recommender.model, recommender.catalogue, "cpu").catalogue),
+        ):
+            try:
+                said.append(str(ask()))
+            except BaseException as error:
+                said.append(f"{type(error).__name__}: {error}")
+        os.write(writing, "|".join(said).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        answers = pipe.read().split("|")
+    os.waitpid(child, 0)
+    if threads == 1:
+        assert answers == [str(expected), str(len(recommender.catalogue))]
+    else:
+        refusal = r"ValueError: .* forked .* would hang; start workers with spawn.*torch\.set_num_threads\(1\)"
+        assert all(re.match(refusal, answer) for answer in answers), answers
 
 
 def test_the_pages_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from data_logs import prepared, random_log, write_parquet
 from finished_runs import finish
 from rich.console import Console
 from training import SIZE, tiny_data
@@ -23,12 +25,16 @@ from trope.experiments.config_file import common_settings
 from trope.experiments.live_table import LiveTable
 from trope.experiments.pool import Outcome, Run, Variant, plan
 from trope.experiments.progress import Progress
+from trope.experiments.report import baselines as counted
 from trope.experiments.report.html import to_html
 from trope.experiments.report.markdown import to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section
+from trope.experiments.report.screen import show_section, show_warnings
 from trope.experiments.variants import choose
 from trope.figures import html
+from trope.figures.visible import visible
 from trope.runs import REFIT
+from trope.times import DAY
 
 # Places of the positive: good is nearly always first, fair a little behind, poor far behind.
 PLACES = {"good": 1, "fair": 3, "poor": 9}
@@ -201,13 +207,143 @@ def test_baselines_are_ranked_once(data: Sequences, reported: Path, monkeypatch:
     (reported / "baselines.json").write_text(json.dumps(kept))
 
 
+def warnings_in(folder: Path) -> list[str]:
+    """The warnings of report.md; report.html must have the same."""
+    plain = (folder / "report.md").read_text().replace("\\", "")
+    found = re.findall(r"^> \*\*Warning:\*\* (.*)$", plain, re.MULTILINE)
+    on_page = re.findall(r'<p class="warn"><b>Warning:</b> (.*?)</p>', (folder / "report.html").read_text())
+    assert [unescape(text) for text in on_page] == found
+    return found
+
+
+def change_metrics(run: Path, **values: object) -> None:
+    path = run / "metrics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 def test_a_model_that_popularity_beats_is_named(data: Sequences, tmp_path: Path) -> None:
     finish(data, variants(), 1, tmp_path / "runs", lambda run, count: np.full(count, 15 + PLACES[run.variant.name] % 3))
     compare(data, tmp_path / "runs", 1)
-    assert (
-        "the baseline 'most popular' is better than every model in HR@10"
-        in (tmp_path / "runs" / "report.md").read_text()
-    )
+    said = " ".join(warnings_in(tmp_path / "runs"))
+    assert "the baseline 'most popular' is better than every model in HR@10" in said
+
+
+def test_counting_that_is_ahead_of_one_model_is_said(data: Sequences, tmp_path: Path) -> None:
+    places = {"good": 0, "fair": 0, "poor": 18}
+    finish(data, variants(), 1, tmp_path / "runs", lambda run, count: np.full(count, places[run.variant.name]))
+    compare(data, tmp_path / "runs", 1)
+    (said,) = [each for each in warnings_in(tmp_path / "runs") if "'most popular' is better" in each]
+    assert "than poor in HR@10" in said and "good" not in said and "every" not in said
+
+
+def test_the_screen_carries_the_warnings_of_the_report(data: Sequences, tmp_path: Path) -> None:
+    """One seed, counting ahead, an early epoch, HR@10 near zero: four sentences, the same in all three places."""
+    out = tmp_path / "runs"
+    finish(data, variants(), 1, out, lambda run, count: better(run, count) + 15 * (run.variant.name == "poor"))
+    change_metrics(out / "good-seed0", best_epoch=2, epochs=12)
+    said = " ".join(compare(data, out, 1, "--json", out / "all.json").split())
+    found = warnings_in(out)
+    for words in (
+        "there is one seed", "better than poor in HR@10", "one of the first 2 epochs for good (2 of 12)",
+        "HR@10 is near zero for poor (0.00 %)",
+    ):  # fmt: skip
+        assert any(words in each for each in found), words
+        assert words in said.split("Results")[1], words
+    assert all(f"Warning: {each}" in said for each in found)
+    assert json.loads((out / "all.json").read_text())["warnings"] == found
+
+
+def test_a_sound_comparison_warns_of_what_counting_does_alone(reported: Path) -> None:
+    assert all(each.startswith("the baseline ") for each in warnings_in(reported))
+
+
+def test_baselines_whose_window_is_empty_say_so(data: Sequences, tmp_path: Path) -> None:
+    """A log of plain dates: strictly before midnight, the last hour is empty; the last day is not."""
+    rows = [(user, item, time - time % DAY) for user, item, time in random_log(rows=400, users=30, items=20)]
+    dates = prepared(write_parquet(tmp_path / "log.parquet", rows), tmp_path / "data")
+    finish(dates, variants(), 1, tmp_path / "runs", better)
+    said = " ".join(compare(dates, tmp_path / "runs", 1).split())
+    sentence = "'popular in 1 h' equals 'most popular': no event lies in the last hour before t_now, for any test user"
+    assert sentence in warnings_in(tmp_path / "runs") and sentence in said
+    assert "'popular in 24 h' equals" not in said
+    assert sentence in " ".join(compare(dates, tmp_path / "runs", 1).split())  # also from baselines.json
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("metrics.json", "{", r"metrics\.json is damaged"),
+        ("metrics.json", "[1]", r"metrics\.json is damaged: .*object"),
+        ("metrics.json", "[" * 100_000, r"metrics\.json is damaged: .*nested"),
+        ("metrics.json", {"best_epoch": "two"}, r"metrics\.json is damaged: best_epoch"),
+        ("metrics.json", {"epochs": 0}, r"metrics\.json is damaged: epochs"),
+        ("metrics.json", {"seconds": None}, r"metrics\.json is damaged: seconds"),
+        ("metrics.json", {"test": {"HR@10": "much"}}, r"metrics\.json is damaged: test"),
+        ("metrics.json", {"test": {}}, r"metrics\.json is damaged: test .*HR@10"),
+        ("metrics.json", {"valid": {}}, r"metrics\.json is damaged: valid .*HR@10"),
+        ("metrics.json", {"filter_seen": "sometimes"}, r"metrics\.json is damaged: filter_seen"),
+        ("metrics.json", {"data": 3}, r"metrics\.json is damaged: data"),
+        ("env.json", "\xff", r"env\.json is damaged"),
+        ("env.json", '{"commit": 7}', r"env\.json is damaged: commit"),
+        ("env.json", None, r"env\.json"),
+    ],
+)  # fmt: skip
+def test_a_damaged_run_gives_one_line(
+    data: Sequences, tmp_path: Path, name: str, content: str | dict[str, object] | None, words: str
+) -> None:
+    out = tmp_path / "runs"
+    finish(data, variants(), 1, out, better)
+    path = out / "fair-seed0" / name
+    if content is None:
+        path.unlink()
+    elif isinstance(content, dict):
+        change_metrics(path.parent, **content)
+    else:
+        path.write_bytes(content.encode("latin-1"))
+    with pytest.raises((ValueError, OSError), match=words) as refused:
+        compare(data, out, 1)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+def test_damaged_baselines_are_counted_again(data: Sequences, reported: Path) -> None:
+    path = reported / "baselines.json"
+    whole = json.loads(path.read_text())
+    assert counted._read(path, whole["about"]) is not None
+    wrong = {"metrics": {**whole["metrics"], "most popular": {"MRR": 7}}}
+    for content in ("[" * 100_000, "\xff", "[]", "{}", '{"about": 1}', json.dumps(whole | wrong), "{"):
+        path.write_bytes(content.encode("latin-1"))
+        assert counted._read(path, whole["about"]) is None, content[:20]
+    compare(data, reported)
+    assert json.loads(path.read_text()) == whole
+
+
+HOSTILE = "[/bold]\x1b[31m\n\u202e<b>[link](x)"
+
+
+def test_control_characters_and_markup_in_names_are_shown_and_do_nothing() -> None:
+    """Names come from a log, a folder or a run's last words. The same text stands on the screen and on both pages."""
+    grid = Grid([Cell("model"), Cell(HOSTILE)], [[Cell(HOSTILE), Cell("1", HOSTILE)]])
+    page = Page(HOSTILE, HOSTILE, [(HOSTILE, HOSTILE)], [Section(HOSTILE, HOSTILE, grid)], [HOSTILE])
+    console = Console(file=io.StringIO(), force_terminal=False, width=300)
+    show_section(page.sections[0], HOSTILE, console)
+    show_warnings(page.warnings, console)
+    written = (to_html(page), to_markdown(page), console.file.getvalue())  # type: ignore[attr-defined]
+    for text in written:
+        assert "\x1b" not in text and "\u202e" not in text and "x1b" in text and "u202e" in text
+    assert "[/bold]\\x1b[31m\\n\\u202e<b>[link](x)" in written[2]
+    assert "<b>[" not in written[0] and "\\[link]" in written[1]
+    assert visible("Crème brûlée 日本 👩‍🍳 \\n") == "Crème brûlée 日本 👩‍🍳 \\n"
+
+
+def test_the_live_table_shows_escape_codes_of_a_failed_run(data: Sequences, tmp_path: Path) -> None:
+    (run,) = plan([Variant("a", "hstu", SIZE)], [0], tmp_path)
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
+        with LiveTable([run], console) as watch:
+            watch.began(run)
+            watch.ended(Outcome(run, 4.0, "exit code 3: \x1b]0;owned\x07"))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "\x1b]0;" not in text and "\\x1b]0;owned" in text
 
 
 def test_markup_in_names_stays_text() -> None:
@@ -250,6 +386,20 @@ def test_progress_follows_a_log_that_grows_and_is_written_anew(tmp_path: Path) -
     (run.folder / "log.jsonl").unlink()
     log(run, {"step": 2, "epoch": 1, "seconds": 2.0, "HR@10": 0.125})
     assert (progress.update().epoch, progress.best) == (1, 0.125)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["7", "null", "[]", '{"epoch": "x", "seconds": 1}', '{"epoch": 3}', "[" * 100_000, "\xff\xfe", '{"HR@10": 2}'],
+)
+def test_progress_skips_lines_that_are_not_a_logs(tmp_path: Path, line: str) -> None:
+    (run,) = plan([Variant("a", "hstu", SIZE)], [0], tmp_path)
+    log(run, {"step": 1, "epoch": 1, "seconds": 2.0, "HR@10": 0.5})
+    with (run.folder / "log.jsonl").open("ab") as file:
+        file.write(line.encode("latin-1") + b"\n")
+    log(run, {"step": 2, "epoch": 2, "seconds": 3.0, "HR@10": 0.25})
+    progress = Progress.of(run).update()
+    assert (progress.epoch, progress.best, progress.best_epoch, progress.seconds) == (2, 0.5, 1, 3.0)
 
 
 def watched(runs: list[Run], terminal: bool) -> str:

@@ -87,6 +87,11 @@ def test_a_fraction_of_a_second_is_dropped_towards_the_past() -> None:
         (True, "bool"),
         (None, "NoneType"),
         (pd.NaT, "NaT"),
+        ("1" * 23, f"not a moment: '{'1' * 23}'; it has 23 digits, Unix seconds have ten"),
+        ("9" * 19, "it has 19 digits, Unix seconds have ten"),
+        (10**22, "it has 23 digits, Unix seconds have ten"),
+        (-(10**19), "it has 20 digits, Unix seconds have ten"),
+        ("1" * 5_000, r"not a moment: '1{30}\.\.\.'; it has 5,000 digits, Unix seconds have ten"),
     ],
 )
 def test_moments_that_are_refused(moment: Any, said: str) -> None:
@@ -106,6 +111,11 @@ def test_prepare_refuses_a_moment_that_it_would_misread(flag: str, tmp_path: Any
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, ValueError)
     assert str(result.exception).startswith(f"{flag} is not a moment: '2017122'; eight digits are a date")
+    result = CliRunner().invoke(app, [*command[:-1], "12345678901234567890123"])
+    assert isinstance(result.exception, ValueError)
+    assert str(result.exception).startswith(
+        f"{flag} is not a moment: '12345678901234567890123'; it has 23 digits, Unix"
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,10 +126,17 @@ def test_durations(text: str | int, seconds: int) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["long", "1.5d", "-1d", "d", "", "1 day", "1y", True, None, 1.5])
+@pytest.mark.parametrize(
+    "text", ["long", "1.5d", "-1d", "d", "", "1 day", "1y", True, None, 1.5, "9" * 19, 10**30, "9" * 17 + "w"]
+)
 def test_durations_that_are_refused(text: Any) -> None:
     with pytest.raises(ValueError, match=r"^--window is not a duration: .*write it like '90m', '12h', '14d'"):
         parse_duration(text, "--window")
+
+
+def test_a_duration_of_thousands_of_digits_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^--window is not a duration: '1{30}\.\.\.'; write it like"):
+        parse_duration("1" * 5_000, "--window")
 
 
 def test_moments_are_said() -> None:

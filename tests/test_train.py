@@ -29,6 +29,7 @@ from trope.data.sequences import Sequences
 from trope.evaluate.metrics import Places
 from trope.models.recommender import SequentialRecommender
 from trope.rotary import frequency_parameters
+from trope.runs import read_metrics
 from trope.settings import preset, read_toml, without_effect
 from trope.train import loop as training
 from trope.train import optimizer as train_optimizer
@@ -78,7 +79,7 @@ def test_a_run_folder_has_everything_and_is_quiet_to_the_callers_random_numbers(
         "config.toml", "env.json", "data.json", "log.jsonl", "metrics.json", "best", "catalogue", "checkpoints",
     }  # fmt: skip
     assert read_toml(run / "config.toml") == tiny("train.epochs=4").resolved  # no auto is left to mean another number
-    assert json.loads((run / "metrics.json").read_text()) == metrics
+    assert read_metrics(run) == metrics
     assert 0 <= metrics["test"]["HR@10"] <= 1 and metrics["epochs"] == 4
     assert [row["epoch"] for row in rows(run)] == [1, 2, 3, 4]
     assert metrics["valid"]["HR@10"] == max(row["HR@10"] for row in rows(run))

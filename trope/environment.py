@@ -1,4 +1,4 @@
-"""What a number was measured on: machine, versions, commit. Every results file carries it."""
+"""The device to compute on, and what a number was measured on: machine, versions, commit."""
 
 from __future__ import annotations
 
@@ -13,6 +13,25 @@ from pathlib import Path
 import torch
 
 __version__ = "0.1.0"
+
+
+def choose_device(device: str) -> torch.device:
+    """The device by name; auto takes a GPU where there is one. Models run on CPUs and CUDA GPUs, nowhere else."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = f"device must be auto, cpu, cuda or such as cuda:1, got {device!r}"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(wanted) from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"{wanted}: trope runs on CPUs and on CUDA GPUs; take --device cpu here")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda was asked for, but torch finds no GPU; take --device cpu")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(f"device {device} was asked for, but torch finds {count} GPUs; they count from cuda:0")
+    return chosen
 
 
 def describe() -> dict[str, str]:

@@ -102,7 +102,7 @@ def from_dict(values: dict[str, Any]) -> Config:
         if group_name not in kinds or not isinstance(entries, dict):
             raise ValueError(f"unknown config group {group_name!r}; there are {', '.join(kinds)}")
         for name, value in entries.items():
-            _check_type(value, _kind(group_name, name), f"{group_name}.{name}")
+            check_type(value, _kind(group_name, name), f"{group_name}.{name}")
         groups[group_name] = kinds[group_name](**entries)
     return Config(**groups)
 
@@ -152,7 +152,7 @@ def read_saved_toml(path: Path, training: bool = False) -> Config:
 def _toml_values(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, thousands of digits, or nested too deep
         raise ValueError(f"{path} is not TOML: {error}") from None
 
 
@@ -192,8 +192,13 @@ def _options(kind: Any) -> tuple[Any, ...]:
 
 def _fits(value: Any, option: Any) -> bool:
     """Whether a value is of a type; True is an int to Python, not to a reader, and 1 is a fine float."""
-    if typing.get_origin(option) is Literal:
+    origin = typing.get_origin(option)
+    if origin is Literal:
         return value in typing.get_args(option)
+    if origin in (list, dict):
+        inner = _options(typing.get_args(option)[-1])
+        values = value.values() if isinstance(value, dict) else value
+        return isinstance(value, origin) and all(any(_fits(v, kind) for kind in inner) for v in values)
     if isinstance(value, bool):
         return option is bool
     return isinstance(value, (int, float) if option is float else option)
@@ -203,13 +208,21 @@ def _wanted(kind: Any) -> str:
     """A type in words."""
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(repr, typing.get_args(kind)))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", type(None): "none"}
+    if typing.get_origin(kind) in (list, dict):
+        whole = "a list" if typing.get_origin(kind) is list else "names with values"
+        return f"{whole}, each {_wanted(typing.get_args(kind)[-1])}"
+    names = {
+        int: "a whole number", float: "a number", bool: "true or false", str: "a name", type(None): "none",
+        dict: "names with values", list: "a list",
+    }  # fmt: skip
     return " or ".join(names.get(option) or _wanted(option) for option in _options(kind))
 
 
-def _check_type(value: Any, kind: Any, path: str) -> None:
+def check_type(value: Any, kind: Any, path: str) -> None:
+    """Refuse a value that is not of a type such as int, float | None, list[int] or dict[str, float]; path: its name."""
     if not any(_fits(value, option) for option in _options(kind)):
-        raise ValueError(f"{path} must be {_wanted(kind)}, got {value!r}")
+        shown = repr(value)
+        raise ValueError(f"{path} must be {_wanted(kind)}, got {shown if len(shown) <= 80 else shown[:80] + '...'}")
 
 
 def _parse(text: str, kind: Any, path: str) -> Any:

@@ -28,6 +28,9 @@ _WRITE_MOMENT = (
     "as a datetime with a zone"
 )
 _WRITE_DURATION = "write it like '90m', '12h', '14d' or '2w', or as whole seconds"
+_MOST = 2**63 - 1
+"""The largest moment or duration: arrays hold both as int64."""
+_SHOWN_DIGITS = 30
 _SUFFIXES = {"": 1, "s": 1, "m": MINUTE, "h": HOUR, "d": DAY, "w": WEEK}
 # Letter and word of a unit, its seconds, and the amount from which on it is used: 90 days are days to most people.
 _ROUGH_UNITS = (
@@ -51,10 +54,10 @@ def parse_moment(moment: Moment, name: str = "t_now") -> int:
     name: what the moment is called in an error.
 
     A time of day without a zone is refused: the writer's zone would be a guess. Whether Unix seconds are plausible (no
-    milliseconds, no zero) is checked later, with all other times.
+    milliseconds, no zero) is checked later, with all other times; here they must fit into int64.
     """
     if isinstance(moment, Integral) and not isinstance(moment, bool):
-        return int(moment)
+        return _parse_seconds(str(int(moment)), name)
     if isinstance(moment, str):
         return _parse_text(moment.strip(), name)
     if isinstance(moment, date) and moment == moment:  # pandas' NaT is a datetime, and does not equal itself
@@ -68,11 +71,15 @@ def parse_duration(duration: str | int, name: str = "duration") -> int:
     name: what the duration is called in an error.
     """
     if isinstance(duration, Integral) and not isinstance(duration, bool):
-        return int(duration)
-    found = re.fullmatch(r"([0-9]+)([smhdw]?)", duration.strip()) if isinstance(duration, str) else None
-    if found is None:
-        raise ValueError(f"{name} is not a duration: {duration!r}; {_WRITE_DURATION}")
-    return int(found[1]) * _SUFFIXES[found[2]]
+        seconds = int(duration)
+    else:
+        # Python refuses to read thousands of digits, in words of its own; int64 has no more than 19.
+        found = re.fullmatch(r"([0-9]{1,19})([smhdw]?)", duration.strip()) if isinstance(duration, str) else None
+        seconds = int(found[1]) * _SUFFIXES[found[2]] if found else _MOST + 1
+    if abs(seconds) > _MOST:
+        shown = _shorten(duration) if isinstance(duration, str) else repr(duration)
+        raise ValueError(f"{name} is not a duration: {shown}; {_WRITE_DURATION}")
+    return seconds
 
 
 def say_moment(seconds: int) -> str:
@@ -119,7 +126,7 @@ def say_short(seconds: float) -> str:
 def _parse_text(text: str, name: str) -> int:
     # Eight digits are a date to ISO 8601. As Unix seconds they would lie before March 1973, where no log begins.
     if re.fullmatch(r"[0-9]{9,}", text):
-        return int(text)
+        return _parse_seconds(text, name)
     try:
         return _midnight(date.fromisoformat(text))
     except ValueError:
@@ -134,6 +141,21 @@ def _parse_text(text: str, name: str) -> int:
     except ValueError:
         raise ValueError(f"{name} is not a moment: {text!r}; {_WRITE_MOMENT}") from None
     return _from_datetime(moment, name, text)
+
+
+def _parse_seconds(digits: str, name: str) -> int:
+    """Unix seconds that fit into int64. Python itself refuses to read thousands of digits, in words of its own."""
+    count = len(digits.lstrip("-"))
+    if count > len(str(_MOST)) or abs(int(digits)) > _MOST:
+        raise ValueError(
+            f"{name} is not a moment: {_shorten(digits)}; it has {count:,} digits, Unix seconds have ten; "
+            f"{_WRITE_MOMENT}"
+        )
+    return int(digits)
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_DIGITS else f"{text[:_SHOWN_DIGITS]}...")
 
 
 def _midnight(day: date) -> int:

@@ -138,7 +138,12 @@ def write_parquet(log: Log, rows: list[Row], types: dict[str, pa.DataType] | Non
     columns = {log.columns[role]: _array(rows, role, types[role]) for role in log.roles}
     extras = {name: pa.array([row.extra[name] for row in rows], log.extra_types[name]) for name in log.extras}
     buffer = io.BytesIO()
-    pq.write_table(pa.table({**extras, **columns} if log.extras_first else {**columns, **extras}), buffer, row_group_size=max(1, len(rows) // 2 + 1), coerce_timestamps=None)
+    pq.write_table(
+        pa.table({**extras, **columns} if log.extras_first else {**columns, **extras}),
+        buffer,
+        row_group_size=max(1, len(rows) // 2 + 1),
+        coerce_timestamps=None,
+    )
     return buffer.getvalue()
 
 
@@ -265,7 +270,9 @@ def spoil(rng: random.Random, log: Log, row: Row) -> None:
             setattr(row, way, None)
     elif way == "fields":
         few = rng.random() < 0.5
-        row.raw = log.delimiter.join(["1"] * (2 if few else len(log.roles) + len(log.extras) + rng.randint(1, 3))).encode()
+        row.raw = log.delimiter.join(
+            ["1"] * (2 if few else len(log.roles) + len(log.extras) + rng.randint(1, 3))
+        ).encode()
     elif way == "time":
         wrong = ("soon", "", "nan", "inf", "-inf", "1e300", "12:30", "2020-13-45", "--", "1600000000x")
         row.written = rng.choice(wrong) if text else None
@@ -274,7 +281,9 @@ def spoil(rng: random.Random, log: Log, row: Row) -> None:
     else:
         tick = rng.choice((0, -5 * ticks)) if way == "early" else (FAR_FUTURE + rng.choice((0, 5000))) * ticks
         if log.unit == "iso":
-            row.written = rng.choice(("1969-12-31 23:59:59", "1970-01-01")) if way == "early" else "2100-01-01T00:00:00Z"
+            row.written = (
+                rng.choice(("1969-12-31 23:59:59", "1970-01-01")) if way == "early" else "2100-01-01T00:00:00Z"
+            )
         elif arrow is not None and pa.types.is_timestamp(arrow):
             row.written = tick
         elif arrow is not None and pa.types.is_decimal(arrow):
@@ -374,6 +383,8 @@ def _json_lines(log: Log, rows: list[Row]) -> bytes:
     lines = []
     for row in rows:
         pairs = {log.columns[role]: row.written if role == "time" else getattr(row, role) for role in log.roles}
-        line = json.dumps({**row.extra, **pairs} if log.extras_first else {**pairs, **row.extra}, ensure_ascii=log.ascii_json).encode()
+        line = json.dumps(
+            {**row.extra, **pairs} if log.extras_first else {**pairs, **row.extra}, ensure_ascii=log.ascii_json
+        ).encode()
         lines.append((line if row.raw is None else row.raw) + log.line_end.encode())
     return b"".join(lines)

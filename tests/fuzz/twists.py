@@ -165,7 +165,10 @@ def _mixed_schemas(log: Log, files: Files, rng: random.Random) -> bool:
             row if (value := getattr(row, role)) is None else
             replace(row, **{role: float(value) + shift if as_float else str(value)}) for row in parts[1]
         ]  # fmt: skip
-        written = [write_parquet(log, parts[0]), write_parquet(log, others, {role: pa.float64() if as_float else pa.string()})]
+        written = [
+            write_parquet(log, parts[0]),
+            write_parquet(log, others, {role: pa.float64() if as_float else pa.string()}),
+        ]
         log.must_refuse |= as_float
     order = rng.choice(((0, 1), (1, 0)))
     files.clear()

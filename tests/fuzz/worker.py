@@ -87,7 +87,7 @@ def _load(folder: str) -> dict[str, Any]:
         "times": int(times.min()) > 0 and int(times.max()) < 4_102_444_800,
         "times in order": len(steps) == 0 or int(steps.min()) >= 0,
         "offsets": int(lengths.min()) >= 0 and int(offsets[-1]) == len(items) == len(times),
-        "splits": all(0 <= int(part.min()) and bool((part <= lengths).all()) for part in parts)
+        "splits": all(int(part.min()) >= 0 and bool((part <= lengths).all()) for part in parts)
         and bool((parts[0] <= parts[1]).all() and (parts[2] <= parts[3]).all()),
         "ids": sizes.get("item_ids", data.num_items) == data.num_items
         and sizes.get("user_ids", data.num_users) == data.num_users,

@@ -195,7 +195,7 @@ def evaluation_benchmark(shape: str = "pixel1m", csv: Path | None = None, quick:
     console.print(table(rows))
     if csv is not None:
         write_rows(csv, rows, environment)
-        console.print(f"written to {csv}")
+        console.print(f"written to {csv}", markup=False)
     return rows
 
 

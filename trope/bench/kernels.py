@@ -221,7 +221,7 @@ def kernel_benchmark(csv: Path | None = None, names: Sequence[str] = (), quick: 
     console.print(table(rows))
     if csv is not None:
         write_rows(csv, rows, environment)
-        console.print(f"written to {csv}")
+        console.print(f"written to {csv}", markup=False)
     return rows
 
 

@@ -195,7 +195,7 @@ def training_benchmark(
     console.print(table(rows))
     if csv is not None:
         write_rows(csv, rows, environment)
-        console.print(f"written to {csv}")
+        console.print(f"written to {csv}", markup=False)
     return rows
 
 

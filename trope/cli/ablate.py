@@ -60,10 +60,10 @@ def ablate(
 
     from trope.evaluate.compare import compare_values
     from trope.experiments.report.ablation import TITLES, ablation_page
-    from trope.experiments.report.baselines import baseline_metrics
+    from trope.experiments.report.baselines import count_baselines
     from trope.experiments.report.comparison import write_report
     from trope.experiments.report.record import describe, to_dict
-    from trope.experiments.report.screen import show_section
+    from trope.experiments.report.screen import show_section, show_warnings
     from trope.experiments.train_many import train_many
     from trope.runs import write_json
 
@@ -75,16 +75,17 @@ def ablate(
         )
     typer.echo(f"{resamples:,} resamples of the users, and the popularity baselines …")
     comparison = compare_values(trained.values, resamples, seed)
-    baselines = baseline_metrics(trained.data, trained.runs[0].config, out, device)
-    page = ablation_page(trained, comparison, rows, baselines, common, resamples)
+    counted = count_baselines(trained.data, trained.runs[0].config, out, device)
+    page = ablation_page(trained, comparison, rows, counted, common, resamples)
     paths = write_report(page, out)
     for section in page.sections:
         if section.title in TITLES.values():
             show_section(section, "the change from the full model")
-    typer.echo(f"report: {', '.join(map(str, paths))}")
+    show_warnings(page.warnings)
+    typer.echo(f"\nreport: {', '.join(map(str, paths))}")
     if json is not None:
         labels = {row.variant.name: {"label": row.label, "table": row.table} for row in rows}
-        about = {**describe(trained, common, baselines), "rows": labels}
+        about = {**describe(trained, common, counted.metrics), "rows": labels, "warnings": page.warnings}
         write_json(json, {**about, "resamples": resamples, "seed": seed, **to_dict(comparison)})
         typer.echo(f"wrote {json}")
     if trained.failures:

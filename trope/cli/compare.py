@@ -13,8 +13,8 @@ import typer
 
 if TYPE_CHECKING:
     from trope.evaluate.compare import Comparison
-    from trope.experiments.report.comparison import Baselines
-    from trope.experiments.report.page import Section
+    from trope.experiments.report.baselines import Baselines
+    from trope.experiments.report.page import Page
     from trope.experiments.train_many import Trained
 
 
@@ -69,15 +69,18 @@ def compare(
     """
     from trope.evaluate.compare import compare_runs
     from trope.experiments.report.record import describe, to_dict
-    from trope.experiments.report.screen import show_comparison, show_section
+    from trope.experiments.report.screen import show_comparison, show_section, show_warnings
     from trope.runs import write_json
 
     failed = False
     if models is None:
         if variant or config or settings:
             raise ValueError("--variant, --config and --set are for training: give --models, one dataset and --out")
+        from trope.experiments.report.warnings import run_warnings
+
         comparison = compare_runs(paths, split, resamples, seed)
         about: dict[str, Any] = {"split": split}
+        warnings = run_warnings(paths, comparison)
     else:
         from trope.experiments.config_file import common_settings
         from trope.experiments.train_many import train_many
@@ -92,16 +95,19 @@ def compare(
         if len(variants) < 2:
             raise ValueError(f"a comparison needs two models, got --models {models}")
         trained = train_many(paths[0], variants, seeds, jobs, out, device, train)
-        comparison, baselines, results = _compare(trained, common, out, device, resamples, seed)
+        comparison, baselines, page = _compare(trained, common, out, device, resamples, seed)
         about, failed = describe(trained, common, baselines), bool(trained.failures)
+        warnings = page.warnings
     title = f"{split}, {comparison.users:,} users, percent with 95 % intervals ({resamples:,} resamples)"
     show_comparison(comparison, title)
     if models is not None and out is not None:
         typer.echo("")
-        show_section(results, "the gain of the best over the second best")
+        show_section(page.sections[0], "the gain of the best over the second best")
+    show_warnings(warnings)
+    if models is not None and out is not None:
         typer.echo(f"\nreport: {out / 'report.md'}, {out / 'report.html'}")
     if json is not None:
-        write_json(json, {**about, "resamples": resamples, "seed": seed, **to_dict(comparison)})
+        write_json(json, {**about, "warnings": warnings, "resamples": resamples, "seed": seed, **to_dict(comparison)})
         typer.echo(f"\nwrote {json}")
     if failed:
         raise typer.Exit(1)
@@ -109,10 +115,10 @@ def compare(
 
 def _compare(
     trained: Trained, common: tuple[str, ...], out: Path, device: str, resamples: int, seed: int
-) -> tuple[Comparison, Baselines, Section]:
-    """Write the report; returns the comparison, the baselines, and the table of both."""
+) -> tuple[Comparison, Baselines, Page]:
+    """Write the report; returns the comparison, the baselines, and the report."""
     from trope.evaluate.compare import compare_values
-    from trope.experiments.report.baselines import baseline_metrics
+    from trope.experiments.report.baselines import count_baselines
     from trope.experiments.report.comparison import comparison_page, write_report
 
     if len(trained.values) < 2:
@@ -122,7 +128,7 @@ def _compare(
         )
     typer.echo(f"{resamples:,} resamples of the users, and the popularity baselines …")
     comparison = compare_values(trained.values, resamples, seed)
-    baselines = baseline_metrics(trained.data, trained.runs[0].config, out, device)
-    page = comparison_page(trained, comparison, baselines, common, resamples)
+    counted = count_baselines(trained.data, trained.runs[0].config, out, device)
+    page = comparison_page(trained, comparison, counted, common, resamples)
     write_report(page, out)
-    return comparison, baselines, page.sections[0]
+    return comparison, counted.metrics, page

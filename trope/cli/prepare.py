@@ -43,6 +43,14 @@ def prepare(
         str | None,
         typer.Option(help="s, ms, us, ns, or iso for dates as text. Default: s.", rich_help_panel=_COLUMNS),
     ] = None,
+    time_format: Annotated[
+        str | None,
+        typer.Option(help="Dates as text, other than ISO: %d/%m/%Y %H:%M, ...", rich_help_panel=_COLUMNS),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(help="Character between CSV fields. Default: a comma; a tab in .tsv.", rich_help_panel=_COLUMNS),
+    ] = None,
     table: Annotated[str | None, typer.Option(help="The table behind a URL.", rich_help_panel=_COLUMNS)] = None,
     min_user: Annotated[
         int | None,
@@ -116,8 +124,21 @@ def prepare(
         until=seconds["--until"],
         on_bad=on_bad,
     )
-    request = Request(source, raw, level, table, user_col, item_col, time_col, basket_col, event_col, time_unit)
-    with _generated(request, out) as request:
+    request = Request(
+        source,
+        raw,
+        level,
+        table,
+        user_col,
+        item_col,
+        time_col,
+        basket_col,
+        event_col,
+        time_unit,
+        delimiter,
+        time_format,
+    )
+    with _interruptible(), _generated(request, out) as request:
         found = resolve(request)
         with _bar() as progress:
             meta = pipeline.prepare(
@@ -132,6 +153,16 @@ def prepare(
                 progress=progress,
             )
     summarise(meta, out)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the command with a line and the exit code of a shell."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.secho("trope: interrupted; nothing was written", fg=typer.colors.RED, err=True)
+        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -8,7 +8,6 @@ A run with its catalogue can be served without the dataset.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trope.atomic import atomic_file
 from trope.data import folder as files
-from trope.runs import CATALOGUE_RECORD
+from trope.runs import CATALOGUE_RECORD, check_kinds, read_json, seal, write_json
 
 FORMAT = 1
 COPIED = ("item_ids", "item_names")
@@ -33,6 +31,8 @@ class Catalogue:
         originals = item_ids.to_list()
         self.is_text = bool(originals) and isinstance(originals[0], str)
         self._dense = {original: dense for dense, original in enumerate(originals, start=1)}
+        if len(self._dense) < len(originals) or (item_names is not None and len(item_names) != len(originals)):
+            raise ValueError("the catalogue's ids and names are not one for each item; copy the run again")
 
     @classmethod
     def load(cls, folder: Path) -> Catalogue:
@@ -42,12 +42,11 @@ class Catalogue:
             raise FileNotFoundError(
                 f"{folder} has no {CATALOGUE_RECORD}, so items have no ids; give a run made by `trope train`"
             )
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is damaged: {error}; copy the run again") from None
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
+        record = read_json(path, {}, "copy the run again")
+        if record.get("format") != FORMAT:
             raise ValueError(f"{path} is not a catalogue of format {FORMAT}; train again with this version of trope")
+        check_kinds(path, record, {"arrays": dict[str, dict]}, "copy the run again")
+        files.check_entries(path, record["arrays"])
         item_ids, item_names = (files.read_ids(folder, name, record) for name in COPIED)
         if item_ids is None:
             raise ValueError(f"{path} lists no item_ids; copy the run again")
@@ -78,6 +77,4 @@ def write_catalogue(path: Path, meta: dict[str, Any], folder: Path) -> None:
     arrays = {name: entry for name, entry in meta["arrays"].items() if name.partition(".")[0] in COPIED}
     for name in arrays:
         shutil.copyfile(path / f"{name}.npy", folder / f"{name}.npy")
-    record = {"format": FORMAT, "arrays": arrays}
-    with atomic_file(folder / CATALOGUE_RECORD) as partial:
-        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / CATALOGUE_RECORD, seal({"format": FORMAT, "arrays": arrays}))

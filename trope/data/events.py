@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ibis
+import ibis.expr.datatypes as dt
 import ibis.expr.types as ir
 
+from trope.data.dates import guess_format
 from trope.data.engines.base import ROW_BITS, BadRow, RawEvents
 from trope.data.sources.description import Source
 
@@ -19,6 +21,7 @@ UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": 
 FAR_FUTURE = 4_102_444_800
 _LONG_AGO = 94_694_400
 _LISTED = 20
+_ISO_LIKE = r"\s*\d{4}([-/])\d{1,2}\1\d{1,2}([ T]\d{1,2}:\d\d(:\d\d|$)|\s*$)(?!.*[AaPp][Mm])"
 _NO_NUMBER, _NO_DATE = "time is missing or not a number", "time is missing or not a date"
 
 
@@ -75,13 +78,13 @@ def clean(raw: RawEvents, source: Source, skip_bad: bool) -> Events:
         raise ValueError(f"{source.name} has no events: its files hold no rows")
     _check_unit(facts, raw.time_unit, source)
     bad = _bad_rows(table, facts, raw, source)
-    other_unit = _other_unit(table, no_time) if 2 * bad.reasons.get(no_time, 0) > rows else ""
+    texts = _unreadable_times(table, no_time) if bad.reasons.get(no_time, 0) else []
+    other_unit = _other_unit(texts, no_time, source) if 2 * bad.reasons.get(no_time, 0) > rows else ""
     # Leaving out what is only misread would leave nothing, or little that is right.
     if bad.count and (other_unit or not skip_bad):
         raise ValueError(
             f"{source.name} has {bad.count:,} bad row{'s' if bad.count > 1 else ''}: "
-            f"{bad.describe(source.row_word, 1 if other_unit else 5)}. "
-            + (other_unit or "Mend them, or pass --on-bad skip to leave them out")
+            f"{bad.describe(source.row_word, 1 if other_unit else 5)}. " + (other_unit or _advice(texts, raw, source))
         )
     # Without bad rows there is nothing to filter, and later passes need not read the times for it.
     good = (table.filter(table.reason.isnull()) if facts["bad"] else table).drop("reason")
@@ -90,11 +93,22 @@ def clean(raw: RawEvents, source: Source, skip_bad: bool) -> Events:
     return Events(_typed(good, facts), TICKS[raw.time_unit], bad, rows)
 
 
+def _advice(texts: list[str], raw: RawEvents, source: Source) -> str:
+    """What to do about bad rows that nothing explains together."""
+    found = f"The first time that cannot be read is {texts[0][:60]!r}. " if texts else ""
+    if raw.rejected and source.header and source.fields and not source.fields[-1]:
+        found += (
+            f"The header has {len(source.fields)} fields, the last one empty: does it end with a delimiter too many? "
+        )
+    return found + "Mend them, or pass --on-bad skip to leave them out"
+
+
 def _tick(time: ir.Value) -> ir.Value:
     """Time in whole units, null where it is no number; a fraction of a unit is dropped."""
     kind = time.type()
     if kind.is_integer():
-        return time.cast("int64")
+        # Of the integers only uint64 may not fit, and such a time is none.
+        return time.try_cast("int64") if kind == dt.uint64 else time.cast("int64")
     if kind.is_floating() or kind.is_decimal():
         return _floor(time.cast("float64"))
     if not kind.is_string():
@@ -161,6 +175,12 @@ def _check_unit(facts: dict[str, Any], unit: str, source: Source) -> None:
         raise ValueError(
             f"{source.name}: times from {first} are after the year 2099 when read as {UNIT_NAMES[unit]}{hint}"
         )
+    # Read as seconds they would all lie in August 1970.
+    if unit == "s" and first >= 19_000_101 and last <= 20_991_231:
+        raise ValueError(
+            f"{source.name}: times such as {first} lie in 1970 when read as seconds; they look like days: "
+            "pass --time-format %Y%m%d"
+        )
     if unit != "s" and 0 < last < _LONG_AGO * TICKS[unit]:
         guess = next(u for u, ticks in TICKS.items() if last < FAR_FUTURE * ticks)
         raise ValueError(
@@ -169,20 +189,26 @@ def _check_unit(facts: dict[str, Any], unit: str, source: Source) -> None:
         )
 
 
-def _other_unit(table: ir.Table, no_time: str) -> str:
-    """Advice where the first unreadable times are dates read as numbers, or numbers read as dates; else ""."""
-    if "written" not in table.columns:
-        return ""
-    bad = table.filter((table.reason == no_time) & table.written.notnull())
-    texts = [row["written"] for row in bad.order_by("place").limit(_LISTED).select("written").to_pyarrow().to_pylist()]
+def _other_unit(texts: list[str], no_time: str, source: Source) -> str:
+    """Advice where the first unreadable times are numbers, or dates in another format; else ""."""
     if not texts:
         return ""
-    if no_time == _NO_NUMBER and all(re.match(r"\s*\d{4}-\d\d-\d\d", text) for text in texts):
+    if (no_time == _NO_NUMBER or source.time_format) and all(re.match(_ISO_LIKE, text) for text in texts):
         return f"The times look like dates ({texts[0]!r}): pass --time-unit iso"
     if no_time == _NO_DATE and all(re.fullmatch(r"\s*\d+(\.\d*)?\s*", text) for text in texts):
         guess = next((u for u, ticks in TICKS.items() if float(texts[0]) < FAR_FUTURE * ticks), "s")
         return f"The times look like {UNIT_NAMES[guess]} ({texts[0]!r}): pass --time-unit {guess}"
+    if forms := guess_format(texts):
+        return f"The times look like dates ({texts[0]!r}): pass --time-format {forms}"
     return ""
+
+
+def _unreadable_times(table: ir.Table, no_time: str) -> list[str]:
+    """The text of the first times that cannot be read."""
+    if "written" not in table.columns:
+        return []
+    bad = table.filter((table.reason == no_time) & table.written.notnull())
+    return [row["written"] for row in bad.order_by("place").limit(_LISTED).select("written").to_pyarrow().to_pylist()]
 
 
 def _bad_rows(table: ir.Table, facts: dict[str, Any], raw: RawEvents, source: Source) -> BadRows:
@@ -197,7 +223,7 @@ def _bad_rows(table: ir.Table, facts: dict[str, Any], raw: RawEvents, source: So
             reasons[row["reason"]] += row["rows"]
         first = bad.order_by("place").limit(_LISTED).select("place", "reason").to_pyarrow().to_pylist()
         listed += [_locate(row["place"], row["reason"], raw, source) for row in first]
-    names = [file.name for file in source.files]
+    names = source.labels
     listed.sort(key=lambda row: (names.index(row.file) if row.file in names else 0, row.row))
     return BadRows(total, dict(sorted(reasons.items())), listed[:_LISTED])
 
@@ -206,7 +232,7 @@ def _locate(place: int, reason: str, raw: RawEvents, source: Source) -> BadRow:
     """File and row, counted from 1 with the header, as an editor shows it."""
     if not source.files:
         return BadRow(source.table, 0, reason)
-    file = source.files[place >> ROW_BITS].name
+    file = source.labels[place >> ROW_BITS]
     row = (place & ((1 << ROW_BITS) - 1)) + 1 + source.header_lines
     if raw.renumber:
         for rejected in sorted(bad.row for bad in raw.rejected if bad.file == file):

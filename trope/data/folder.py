@@ -6,7 +6,7 @@
     splits.npy   int32 [4, users]  see `trope.data.protocols.Splits`
     baskets.npy  int32 [events]    optional: basket number, rising by one at each new basket
     user_ids, item_ids, item_names, basket_ids   the originals, by dense id (see `read_ids`)
-    meta.json    source, filters, counts, time span, protocol, bad rows, sha256 of every array, one checksum
+    meta.json    source, filters, counts, time span, protocol, bad and dropped rows, sha256 of every array, one checksum
 
 numpy only, nothing is unpickled, and no file name is ever taken from `meta.json`.
 """
@@ -15,10 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import tokenize
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from trope.runs import check_kinds, read_json
 
 FORMAT = 1
 META = "meta.json"
@@ -31,13 +36,22 @@ ARRAYS: dict[str, np.dtype[Any]] = {
 }
 REQUIRED = ("items", "times", "offsets", "splits")
 IDS = ("user_ids", "item_ids", "item_names", "basket_ids")
+_RISING = ("user_ids", "item_ids")  # so that `Ids.find` can bisect
 # Integer ids are one array; text ids are their UTF-8 bytes and where each one ends.
 _ID_PARTS: dict[str, np.dtype[Any]] = {"": np.dtype(np.int64), ".text": np.dtype(np.uint8), ".ends": np.dtype(np.int64)}
 ALL_ARRAYS: dict[str, np.dtype[Any]] = {
     **ARRAYS,
     **{f"{ids}{part}": dtype for ids in IDS for part, dtype in _ID_PARTS.items()},
 }
+_DIMENSIONS = {"splits": 2}  # all others have one
 _HASH_CHUNK = 1 << 22
+_META_KINDS: dict[str, Any] = {
+    "checksum": str, "arrays": dict[str, dict], "protocol": dict, "counts": dict, "counts.items": int,
+    "counts.users": int, "counts.events": int, "time_span": dict, "time_span.train": list[int],
+}  # fmt: skip
+_ENTRY_KINDS: dict[str, Any] = {"bytes": int, "sha256": str, "shape": list[int]}
+# What numpy raises for a header that is none.
+_UNREADABLE = (ValueError, TypeError, SyntaxError, OverflowError, EOFError, tokenize.TokenError)
 
 
 def sha256_of(path: Path) -> str:
@@ -50,8 +64,8 @@ def sha256_of(path: Path) -> str:
 
 
 def checksum_of(meta: dict[str, Any]) -> str:
-    """One SHA-256 over everything in `meta` that the data determine: all but the engine that made it."""
-    content = {key: value for key, value in meta.items() if key not in ("checksum", "made_by")}
+    """One SHA-256 over all of `meta` that describes the dataset: not the engine that made it, nor what was left out."""
+    content = {key: value for key, value in meta.items() if key not in ("checksum", "made_by", "dropped")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -60,20 +74,29 @@ def read_meta(folder: Path) -> dict[str, Any]:
     path = folder / META
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is not a prepared dataset: it has no {META}; make one with `trope prepare`")
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {error}; prepare the data again") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
-        raise ValueError(f"{path} has format {found!r}, this version of trope reads {FORMAT}; prepare the data again")
+    meta = read_json(path, {}, "prepare the data again")
+    if meta.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has format {meta.get('format')!r}, this version of trope reads {FORMAT}; prepare the data again"
+        )
     if meta.get("checksum") != checksum_of(meta):
         raise ValueError(f"{path} does not match its own checksum: it was edited or damaged; prepare the data again")
-    unknown = set(meta["arrays"]) - set(ALL_ARRAYS)
+    check_kinds(path, meta, _META_KINDS, "prepare the data again")
+    check_entries(path, meta["arrays"])
     missing = set(REQUIRED) - set(meta["arrays"])
-    if unknown or missing:
-        raise ValueError(f"{path} lists arrays {sorted(unknown)} that trope does not know or lacks {sorted(missing)}")
+    if missing:
+        raise ValueError(f"{path} lists no arrays {sorted(missing)}; prepare the data again")
     return meta
+
+
+def check_entries(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Refuse what a meta.json or catalogue.json says of arrays if trope would not say it; path: of that file."""
+    for name, entry in arrays.items():
+        if name not in ALL_ARRAYS:
+            raise ValueError(f"{path} lists an array {name!r} that trope does not know; prepare the data again")
+        check_kinds(path, entry, _ENTRY_KINDS, f"see {name}; copy or prepare the data again")
+        if len(entry["shape"]) != _DIMENSIONS.get(name, 1) or min(entry["shape"]) < 0:
+            raise ValueError(f"{path} gives {name} the shape {entry['shape']}; prepare the data again")
 
 
 def read_array(folder: Path, name: str, meta: dict[str, Any], verify: bool = True) -> np.ndarray:
@@ -89,16 +112,31 @@ def read_array(folder: Path, name: str, meta: dict[str, Any], verify: bool = Tru
         )
     if verify and sha256_of(path) != expected["sha256"]:
         raise ValueError(f"{path} does not match its checksum in {META}; copy or prepare it again")
-    if 0 in expected["shape"]:  # an empty file region cannot be mapped
-        return np.load(path, allow_pickle=False)
-    # Copy-on-write, so that torch gets a writable array while the file stays as it is.
-    array: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
-    if array.dtype != ALL_ARRAYS[name] or list(array.shape) != expected["shape"]:
+    # The header first: what it claims is compared before anything of that size is made.
+    dtype, shape = _header(path)
+    if dtype != ALL_ARRAYS[name] or list(shape) != expected["shape"]:
         raise ValueError(
-            f"{path} is {array.dtype} {list(array.shape)}, expected {ALL_ARRAYS[name]} {expected['shape']}; "
-            "prepare the data again"
+            f"{path} is {dtype} {list(shape)}, expected {ALL_ARRAYS[name]} {expected['shape']}; prepare the data again"
         )
-    return array
+    if 0 in shape:  # an empty file region cannot be mapped
+        return np.empty(shape, dtype)
+    try:
+        # Copy-on-write, so that torch gets a writable array while the file stays as it is.
+        return np.load(path, mmap_mode="c", allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; copy or prepare it again") from None
+
+
+def _header(path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """What a .npy file says of itself."""
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            return dtype, shape
+    except _UNREADABLE as error:
+        raise ValueError(f"{path} is not an array: {error}; copy or prepare it again") from None
 
 
 class Ids:
@@ -120,7 +158,10 @@ class Ids:
         return bytes(self._values[start : int(self._ends[index])]).decode()
 
     def find(self, original: int | str) -> int | None:
-        """The position of an original id, by bisection (ids are stored in rising order), or None."""
+        """The position of an original id, by bisection (ids are stored in rising order), or None.
+
+        original: text is compared with the id's own text, so '007' does not find the integer 7.
+        """
         low, high = 0, len(self)
         # Text ids are in the order of their UTF-8 bytes, which is that of their code points, as Python compares.
         wanted: Any = str(original) if self._ends is not None else _as_int(original)
@@ -143,19 +184,28 @@ class Ids:
 
 
 def _as_int(value: int | str) -> int | None:
-    try:
-        return int(value)
-    except ValueError:
+    """The integer with exactly this text. int() would take '007', '1_0', ' 7' and other scripts' digits as well."""
+    if isinstance(value, str) and re.fullmatch(r"0|-?[1-9][0-9]{0,18}", value) is None:
         return None
+    return int(value)
 
 
 def read_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool = True) -> Ids | None:
     """Read `user_ids`, `item_ids`, `item_names` or `basket_ids`, or None where the dataset has none.
 
     Item arrays start with dense id 1: the original of dense item `i` is at position `i - 1`.
+    verify: compare the arrays with their SHA-256, and check their order.
     """
     if name in meta["arrays"]:
-        return Ids(read_array(folder, name, meta, verify))
-    if f"{name}.text" in meta["arrays"]:
-        return Ids(read_array(folder, f"{name}.text", meta, verify), read_array(folder, f"{name}.ends", meta, verify))
-    return None
+        numbers = read_array(folder, name, meta, verify)
+        if verify and name in _RISING and (numbers[1:] <= numbers[:-1]).any():
+            raise ValueError(f"the {name} of {folder} are not in rising order; copy or prepare it again")
+        return Ids(numbers)
+    if f"{name}.text" not in meta["arrays"]:
+        return None
+    if f"{name}.ends" not in meta["arrays"]:
+        raise ValueError(f"{folder} has {name}.text without {name}.ends; copy or prepare it again")
+    text, ends = (read_array(folder, f"{name}.{part}", meta, verify) for part in ("text", "ends"))
+    if (ends[-1] if len(ends) else 0) != len(text) or (verify and (np.diff(ends, prepend=0) < 0).any()):
+        raise ValueError(f"the {name} of {folder} do not end where they say; copy or prepare it again")
+    return Ids(text, ends)

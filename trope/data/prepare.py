@@ -8,29 +8,34 @@ place in the source. They leave the engine one range of users at a time, so the 
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import ibis
 import ibis.expr.types as ir
 import numpy as np
 
 from trope.data import protocols
 from trope.data.arrays import number, write_events
-from trope.data.core import k_core
+from trope.data.core import Sizes, k_core
 from trope.data.engines.base import Engine
+from trope.data.engines.failure import explain
 from trope.data.engines.open import open_engine
 from trope.data.events import Events, clean
 from trope.data.folder import FORMAT
 from trope.data.progress import StageReport, Stages
 from trope.data.protocols import Protocol
 from trope.data.sources.description import Lookup, Source
+from trope.data.sources.urls import local_file
 from trope.data.writer import staging, write_array, write_meta
 from trope.environment import __version__
 from trope.times import say_moment
 
 ON_BAD = ("fail", "skip")
+MOST_EVENTS = 2**62
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,9 @@ class Options:
     def __post_init__(self) -> None:
         if self.on_bad not in ON_BAD:
             raise ValueError(f"--on-bad must be one of {', '.join(ON_BAD)}, got {self.on_bad!r}")
+        for flag, least in (("--min-user", self.min_user), ("--min-item", self.min_item)):
+            if least is not None and least > MOST_EVENTS:
+                raise ValueError(f"{flag} {least} is more events than a log can have; pass {MOST_EVENTS} or fewer")
         if self.since is not None and self.until is not None and self.since >= self.until:
             raise ValueError(
                 f"--since {say_moment(self.since)} is not before --until {say_moment(self.until)}; "
@@ -76,10 +84,11 @@ def prepare(
     """Prepare `source` into folder `out`, which appears only when whole; returns its `meta.json`.
 
     engine, threads, memory, master: see `open_engine`.
-    overwrite: replace an existing dataset, at the very end.
+    overwrite: replace an existing dataset, at the very end. A folder that holds anything else is refused.
     progress: called with a stage's name and how far it is; see `trope.data.progress`.
     """
     options = options or Options()
+    _check_apart(source, out)
     with staging(out, overwrite) as folder:
         work = folder / "work"
         work.mkdir()
@@ -88,9 +97,20 @@ def prepare(
                 with Stages(progress, running.share_done) as stages:
                     meta = _prepare(source, folder, options, running, stages)
             except running.errors() as error:
-                raise _readable(error, source) from error
+                raise explain(error, source) from (None if source.url else error)  # it may quote the URL
         shutil.rmtree(work)
         return write_meta(folder, meta)
+
+
+def _check_apart(source: Source, out: Path) -> None:
+    """Refuse a source inside `out`, which would be deleted with it, and an `out` inside the source's folder."""
+    there = Path(os.path.realpath(out))
+    inputs = [*source.files, source.lookup.path if source.lookup else None, local_file(source.url)]
+    for file in inputs:
+        if file is not None and Path(os.path.realpath(file)).is_relative_to(there):
+            raise ValueError(f"the source {file} lies inside --out {out}; choose another folder for --out")
+    if source.folder is not None and there.is_relative_to(os.path.realpath(source.folder)):
+        raise ValueError(f"--out {out} lies inside the source {source.folder}; choose a folder outside of it")
 
 
 def _prepare(source: Source, folder: Path, options: Options, engine: Engine, stages: Stages) -> dict[str, Any]:
@@ -99,13 +119,15 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     min_item = source.min_item if options.min_item is None else options.min_item
     stages.begin("read and check")
     raw = engine.read(source)
+    without_group = 0
     if source.lookup is not None:
-        raw = replace(raw, table=_regrouped(raw.table, engine.read_lookup(source.lookup), source.lookup))
+        table, without_group = _regrouped(raw.table, engine.read_lookup(source.lookup), source.lookup)
+        raw = replace(raw, table=table)
     events = clean(raw, source, options.on_bad == "skip")
-    table = _chosen(events, source, options)
+    table, unwanted = _chosen(events, source, options)
     if source.is_text:  # parse the text once, not at every pass
         table = engine.keep(table)
-    core = k_core(table, min_user, min_item, options.once, engine, stages)
+    core, before = k_core(table, min_user, min_item, options.once, engine, stages)
     stages.begin("number")
     numbered = number(core, engine)
     filters = {
@@ -119,16 +141,12 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     if numbered.num_events == 0:
         used = ", ".join(f"{name} {value}" for name, value in filters.items() if value)
         raise ValueError(f"no events of {source.name} are left after filtering with {used}; loosen one of them")
+    after = Sizes(numbered.num_users, numbered.num_items, numbered.num_events)
     entries = write_events(numbered, folder, events.ticks, source.names, stages)
     stages.begin("split")
     split = _split(folder, options.protocol, source.name)
     entries["splits"] = split.pop("entry")
-    counts = {
-        "users": numbered.num_users,
-        "items": numbered.num_items,
-        "events": numbered.num_events,
-        **split.pop("counts"),
-    }
+    counts = {**after._asdict(), **split.pop("counts")}
     if "baskets" in entries:
         ids = "basket_ids" if "basket_ids" in entries else "basket_ids.ends"
         counts["baskets"] = entries[ids]["shape"][0]
@@ -139,22 +157,33 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
         "counts": counts,
         **split,
         "bad_rows": asdict(events.bad),
+        "dropped": {
+            "rows": {
+                "without_group": without_group,
+                "bad": events.bad.count,
+                **unwanted,
+                "core": before.events - after.events if before else 0,
+            },
+            "core": {name: [getattr(before, name), size] for name, size in after._asdict().items()} if before else None,
+        },
         "paper": _compared(source, counts),
         "arrays": entries,
         "made_by": {"trope": __version__, "engine": engine.label},
     }
 
 
-def _regrouped(table: ir.Table, groups: ir.Table, lookup: Lookup) -> ir.Table:
-    """The events by coarser items; those whose item has no value are left out."""
+def _regrouped(table: ir.Table, groups: ir.Table, lookup: Lookup) -> tuple[ir.Table, int]:
+    """The events by coarser items; those whose item has no value are left out, and counted."""
     groups = groups.select(item=groups[lookup.key], group=groups[lookup.value])
-    joined = table.inner_join(groups.filter(groups.group.notnull()), "item")
-    return joined.drop("item").rename(item="group")
+    groups = groups.filter(groups.group.notnull())
+    left_out = table.anti_join(groups, "item").count().to_pyarrow().as_py()
+    return table.inner_join(groups, "item").drop("item").rename(item="group"), left_out
 
 
-def _chosen(events: Events, source: Source, options: Options) -> ir.Table:
-    """The events in the time range and of the wanted types."""
+def _chosen(events: Events, source: Source, options: Options) -> tuple[ir.Table, dict[str, int]]:
+    """The events in the time range and of the wanted types, and how many are not."""
     table = events.table
+    unwanted = {"other_event": 0, "before_since": 0, "from_until": 0}
     if options.since is not None:
         table = table.filter(table.tick >= options.since * events.ticks)
     if options.until is not None:
@@ -165,7 +194,25 @@ def _chosen(events: Events, source: Source, options: Options) -> ir.Table:
                 f"--event needs to know the column of {source.name} that holds it; name it with --event-col"
             )
         table = table.filter(table.event.cast("string").isin(options.event_types))
-    return table.drop("event") if "event" in table.columns else table
+    if table is not events.table:
+        unwanted |= _count_unwanted(events, options)
+    return table.drop("event") if "event" in table.columns else table, unwanted
+
+
+def _count_unwanted(events: Events, options: Options) -> dict[str, int]:
+    """The events that `_chosen` leaves out, by the first reason that holds, in one pass."""
+    table = events.table
+    cases = []
+    if options.event_types:
+        wanted = table.event.cast("string").isin(options.event_types)
+        cases.append((~wanted.fill_null(False), "other_event"))
+    if options.since is not None:
+        cases.append((table.tick < options.since * events.ticks, "before_since"))
+    if options.until is not None:
+        cases.append((table.tick >= options.until * events.ticks, "from_until"))
+    table = table.select(reason=ibis.cases(*cases, else_=ibis.null("string")))
+    sums = {reason: (table.reason == reason).sum() for _, reason in cases}
+    return {reason: int(count or 0) for reason, count in table.aggregate(**sums).to_pyarrow().to_pylist()[0].items()}
 
 
 def _split(folder: Path, protocol: Protocol, name: str) -> dict[str, Any]:
@@ -207,6 +254,7 @@ def _described(source: Source, rows: int) -> dict[str, Any]:
         "kind": source.kind,
         "columns": source.columns.used(),
         "time_unit": source.time_unit,
+        **({"time_format": source.time_format} if source.time_format else {}),
         "files": [{"name": file.name, "bytes": file.stat().st_size} for file in source.files],
         **({"table": source.table} if source.table else {}),
         **({"items_by": source.lookup.value} if source.lookup else {}),
@@ -219,13 +267,3 @@ def _compared(source: Source, counts: dict[str, int]) -> dict[str, Any] | None:
         return None
     printed = asdict(source.paper)
     return {row: {"ours": counts[row], "paper": printed[row], "equal": counts[row] == printed[row]} for row in printed}
-
-
-def _readable(error: Exception, source: Source) -> Exception:
-    """An engine's failure as an error that says what to do."""
-    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "No space left" in str(error) or "max_temp_directory_size" in str(error):
-        return ValueError(f"no space left for intermediate tables: {said}; free some disk and run again")
-    if "Out of Memory" in str(error):
-        return ValueError(f"the memory limit is too low for {source.name}: {said}; raise it with --memory")
-    return ValueError(f"cannot read {source.name}: {said}; is a file truncated or damaged?")

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from trope.data import folder as files
 from trope.data.catalogue import write_catalogue
+from trope.data.checks import check_events, check_users, read_protocol
 from trope.data.protocols import Protocol
 from trope.data.windows import (
     History,
@@ -84,12 +84,16 @@ class Sequences:
     def load(cls, path: str | Path, verify: bool = True) -> Sequences:
         """Open a folder made by `trope prepare`.
 
-        verify: compare every array with its SHA-256 (reads all of it once); sizes and types are always checked.
+        verify: compare every array with its SHA-256, and look at every event: items, times, order, splits (reads all
+            of it twice). Without it only sizes, types, and what is stored by user are checked, which is quick.
         """
         path = Path(path)
         meta = files.read_meta(path)
+        protocol = read_protocol(path, meta)
         arrays = {name: files.read_array(path, name, meta, verify) for name in files.ARRAYS if name in meta["arrays"]}
-        _check(path, arrays)
+        check_users(path, meta, arrays)
+        if verify:
+            check_events(path, meta, arrays, protocol)
         return cls(path, meta, {name: torch.from_numpy(array) for name, array in arrays.items()})
 
     @classmethod
@@ -191,7 +195,13 @@ class Sequences:
 
     def ids(self, name: str) -> files.Ids | None:
         """Original `user_ids`, `item_ids` (position 0 is dense item 1), `item_names` or `basket_ids`, if stored."""
-        return files.read_ids(self.path, name, self.meta, verify=False)
+        found = files.read_ids(self.path, name, self.meta)
+        expected = {"user_ids": self.num_users, "item_ids": self.num_items, "item_names": self.num_items}
+        if found is not None and len(found) != expected.get(name, len(found)):
+            raise ValueError(
+                f"{self.path} has {len(found):,} {name}, expected {expected[name]:,}; prepare the data again"
+            )
+        return found
 
     def train_windows(self, max_len: int, stride: int | None = None, lengths: torch.Tensor | None = None) -> Windows:
         """Windows of up to `max_len` + 1 training events.
@@ -332,19 +342,3 @@ class Sequences:
         ends = self.offsets[users] + lengths
         places, _, offsets = flatten_ranges(ends - seen_counts(lengths, max_len, filter_seen), ends)
         return self.items[places].long(), offsets
-
-
-def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Refuse arrays that do not fit each other. Only per-user arrays are read, so a large dataset opens quickly."""
-    events, offsets, splits = len(arrays["items"]), arrays["offsets"], arrays["splits"]
-    lengths = np.diff(offsets)
-    if not (
-        len(arrays["times"]) == events == offsets[-1]
-        and len(arrays.get("baskets", arrays["items"])) == events
-        and offsets[0] == 0
-        and lengths.min() >= 0
-        and splits.shape == (4, len(lengths))
-        and splits.min() >= 0
-        and (splits <= lengths).all()
-    ):
-        raise ValueError(f"the arrays in {path} do not fit together; prepare the data again")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trope.atomic import atomic_folder
-from trope.data.folder import ALL_ARRAYS, META, checksum_of
+from trope.atomic import atomic_folder, one_line_if_full
+from trope.data.folder import ALL_ARRAYS, META, REQUIRED, checksum_of
 
 
 class ArrayWriter:
@@ -102,28 +101,53 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
 def staging(out: Path, overwrite: bool) -> Iterator[Path]:
     """A hidden folder beside `out` that becomes `out` when the block ends well, and vanishes when it does not.
 
-    An existing `out` is refused, or with `overwrite` replaced at the very end.
+    An existing `out` is refused, or with `overwrite` replaced at the very end, if it is a dataset and nothing more.
     """
     out = out.absolute()
-    if out.exists() and not overwrite:
-        raise FileExistsError(f"{out} exists already; choose another folder or pass --overwrite to replace it")
-    if out.exists() and not (out.is_dir() and ((out / META).is_file() or not any(out.iterdir()))):
+    if out.exists():
+        if not overwrite:
+            raise FileExistsError(f"{out} exists already; choose another folder or pass --overwrite to replace it")
+        _check_ours(out)
+
+    def may_replace(path: Path) -> None:
+        if not overwrite:
+            raise FileExistsError(
+                f"{path} exists now, another process made it meanwhile; it was not replaced, choose another folder"
+            )
+        _check_ours(path)
+
+    with one_line_if_full(out), contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(atomic_folder(out, may_replace))
+        except OSError as error:
+            raise ValueError(f"cannot write beside {out}: {error.strerror}; choose another folder") from None
+        yield folder
+
+
+def _check_ours(out: Path) -> None:
+    """Refuse to replace anything but an empty folder, or one in which `trope prepare` wrote every file."""
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if not out.is_dir() or not _is_ours(out / META):
         raise FileExistsError(
             f"{out} exists and is not a prepared dataset, so it is not replaced; choose another folder"
         )
-    try:
-        with contextlib.ExitStack() as stack:
-            yield _enter(stack, out)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise ValueError(
-                f"no space left while writing beside {out}; nothing was kept, free some and run again"
-            ) from error
-        raise
+    known = {META, *(f"{name}.npy" for name in ALL_ARRAYS)}
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in known or not path.is_file())
+    if foreign:
+        raise FileExistsError(
+            f"{out} holds {foreign[0]!r}, which trope prepare did not write, so the folder is not replaced; "
+            "move that away or choose another folder"
+        )
 
 
-def _enter(stack: contextlib.ExitStack, out: Path) -> Path:
+def _is_ours(path: Path) -> bool:
+    """Whether a file is a dataset's `meta.json`, of this or another version."""
     try:
-        return stack.enter_context(atomic_folder(out))
-    except OSError as error:
-        raise ValueError(f"cannot write beside {out}: {error.strerror}; choose another folder") from None
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError, ValueError, RecursionError):
+        return False
+    kinds = {"format": int, "arrays": dict, "checksum": str}
+    if not isinstance(meta, dict) or not all(isinstance(meta.get(key), kind) for key, kind in kinds.items()):
+        return False
+    return set(REQUIRED) <= set(meta["arrays"])

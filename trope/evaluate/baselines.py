@@ -5,6 +5,8 @@ Shapes: B users of a batch, V items, T events in the order of time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from trope.evaluate.ranking import TileScores
 
 MOST_POPULAR = "most popular"
 RECENT = {"popular in 24 h": 24, "popular in 1 h": 1}
+_LAST = {"popular in 24 h": "last 24 hours", "popular in 1 h": "last hour"}
 NAMES = (MOST_POPULAR, *RECENT)
 
 
@@ -21,6 +24,27 @@ def baselines(data: Sequences, split: str) -> dict[str, Scorer]:
     """Scorers by their name in tables, for `trope.evaluate.evaluation.rank_users`."""
     recent = {name: RecentlyPopular(data, split, hours) for name, hours in RECENT.items()}
     return {MOST_POPULAR: MostPopular(data), **recent}
+
+
+def equal_baselines(scorers: Mapping[str, Scorer], data: Sequences, split: str) -> list[str]:
+    """A sentence for each baseline that ranks as another one does because nothing more happened in its window.
+
+    scorers: of `baselines`, for the same data and split.
+    """
+    t_now = data.eval_batch(split, data.eval_users(split), 1).t_now
+    counts = {name: each.count(t_now) for name, each in scorers.items() if isinstance(each, RecentlyPopular)}
+    said = []
+    for place, (name, count) in enumerate(counts.items()):
+        if not count.any():
+            why = f"no event lies in the {_LAST[name]} before t_now, for any {split} user"
+            said.append(f"{name!r} equals {MOST_POPULAR!r}: {why}")
+            continue
+        # Windows end at the same moment, so two that hold as many events hold the same.
+        shorter = next((other for other in list(counts)[place + 1 :] if count.equal(counts[other])), None)
+        if shorter is not None:
+            why = f"every event of the {_LAST[name]} before t_now lies in the {_LAST[shorter]}, for every {split} user"
+            said.append(f"{name!r} equals {shorter!r}: {why}")
+    return said
 
 
 class MostPopular:
@@ -49,6 +73,10 @@ class RecentlyPopular:
         self.items_T = data.items[events][order].long()
         self.seconds = 3_600 * hours
         self.overall_V = MostPopular(data).counts_V
+
+    def count(self, t_now: Tensor) -> Tensor:
+        """How many events the windows before these moments hold."""
+        return torch.searchsorted(self.times_T, t_now) - torch.searchsorted(self.times_T, t_now - self.seconds)
 
     def __call__(self, batch: EvalBatch) -> TileScores:
         """Needs a batch in the order of t_now: then each event comes into the window once and leaves it once."""

@@ -12,6 +12,9 @@ RUN/ranks-SPLIT.npz, plain arrays and nothing to unpickle:
 from __future__ import annotations
 
 import json
+import struct
+import tokenize
+import typing
 import zipfile
 import zlib
 from dataclasses import asdict, dataclass
@@ -23,12 +26,15 @@ from trope.atomic import atomic_file
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate.evaluation import EvalResult
-from trope.evaluate.metrics import Places
-from trope.runs import ranks_path
+from trope.evaluate.metrics import Floats, Ints, Places
+from trope.runs import check_kinds, parse_json, ranks_path
 
 _ARRAYS = {"users": np.int64, "offsets": np.int64, "ranks": np.float64, "ties": np.int64}
 # What numpy raises for files that are not, or no longer, an archive of these arrays.
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error)
+_UNREADABLE = (
+    OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, MemoryError, SyntaxError,
+    OverflowError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,10 +91,27 @@ def load(run: Path, split: str) -> tuple[EvalResult, About]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             users, offsets, ranks, ties = (arrays[name].astype(dtype) for name, dtype in _ARRAYS.items())
-            about = About(**json.loads(str(arrays["about"])))
+            described = parse_json(str(arrays["about"]).encode())
+        about = About(**described)
+        check_kinds(path, described, typing.get_type_hints(About), again)
     except _UNREADABLE as error:
         raise ValueError(f"{path} is damaged or foreign: {error}; {again}") from None
-    if not (len(users) + 1 == len(offsets) and offsets[-1] == len(ranks) == len(ties)):
+    if about.split != split or not _fit_together(users, offsets, ranks, ties):
         raise ValueError(f"{path} is damaged or foreign: its arrays do not fit together; {again}")
     better = np.rint(ranks - 1 - ties / 2).astype(np.int64)
     return EvalResult(users, Places(better, ties, offsets)), about
+
+
+def _fit_together(users: Ints, offsets: Ints, ranks: Floats, ties: Ints) -> bool:
+    """Whether every user, in rising order, owns ranks from 1 on."""
+    return bool(
+        all(array.ndim == 1 for array in (users, offsets, ranks, ties))
+        and len(users) + 1 == len(offsets)
+        and offsets[0] == 0
+        and offsets[-1] == len(ranks) == len(ties)
+        and (np.diff(offsets) > 0).all()
+        and (np.diff(users, prepend=-1) > 0).all()
+        and np.isfinite(ranks).all()
+        and (ties >= 0).all()
+        and (ranks >= 1 + ties / 2).all()
+    )

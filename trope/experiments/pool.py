@@ -31,7 +31,16 @@ from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
 from trope.evaluate.metrics import Floats, per_user
-from trope.runs import CONFIG, ENVIRONMENT, METRICS, OUTPUT, ranks_path, read_data, write_text
+from trope.runs import (
+    CONFIG,
+    METRICS,
+    OUTPUT,
+    ranks_path,
+    read_data,
+    read_environment,
+    read_metrics,
+    write_text,
+)  # fmt: skip
 from trope.settings import preset, read_saved_toml, to_dict
 
 RESULTS = "results.jsonl"
@@ -157,12 +166,12 @@ def write_results(runs: Sequence[Run], out: Path) -> list[dict[str, Any]]:
 
 def describe(run: Run) -> dict[str, Any]:
     """One line of results.jsonl; it has no paths, which mean nothing on another machine."""
-    metrics = json.loads((run.folder / METRICS).read_text(encoding="utf-8"))
+    metrics = read_metrics(run.folder)
     data = {key: value for key, value in metrics.pop("data").items() if key != "path"}
     return {
         "name": run.variant.name, "model": run.variant.model, "settings": list(run.variant.settings),
         "seed": run.seed, **metrics, "data": data, "config": to_dict(read_saved_toml(run.folder / CONFIG)),
-        "environment": json.loads((run.folder / ENVIRONMENT).read_text(encoding="utf-8")),
+        "environment": read_environment(run.folder),
     }  # fmt: skip
 
 

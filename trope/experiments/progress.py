@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from trope.experiments.pool import Run
-from trope.runs import LOG, METRICS, REFIT
+from trope.figures.run_files import parse_row
+from trope.runs import LOG, REFIT, read_metrics
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Progress:
     def update(self) -> Progress:
         """Read the new lines of the log; a finished run is read from its metrics.json."""
         if self.run.is_finished:
-            found = json.loads((self.run.folder / METRICS).read_text(encoding="utf-8"))
+            found = read_metrics(self.run.folder)
             self.epoch, self.seconds = found["epochs"], found["seconds"]
             self.best, self.best_epoch = found["valid"][self.criterion], found["best_epoch"]
             self.is_refitting = False
@@ -62,11 +62,12 @@ class Progress:
             return
         self._read += len(whole) + 1
         for line in whole.split(b"\n"):
-            with contextlib.suppress(json.JSONDecodeError):  # a line that a kill cut short
-                self._take(json.loads(line))
+            # A line that a kill cut short, or that is damaged: a table of progress does not stop a training for it.
+            with contextlib.suppress(ValueError):
+                self._take(parse_row(line))
 
     def _take(self, row: dict[str, Any]) -> None:
-        self.epoch, self.seconds = row["epoch"], row["seconds"]
+        self.epoch, self.seconds = row["epoch"], row.get("seconds", self.seconds)
         score = row.get(self.criterion)
         if score is not None and (self.best is None or score > self.best):
             self.best, self.best_epoch = score, row["epoch"]

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from trope.figures.run_files import read_epochs
 from trope.figures.style import GREY, RESULT, Drawn, finish, page, unavailable
-from trope.runs import CONFIG, LOG
+from trope.runs import CONFIG
 from trope.settings import read_saved_toml
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NAME, SUBJECT = "learning-curve", "Learning curve"
-
-
-def read_epochs(run: Path) -> list[dict[str, Any]]:
-    """The log's lines that end an epoch; [] without a log. A line cut short by a kill is none."""
-    rows = []
-    path = run / LOG
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            row = json.loads(line)
-            if "epoch_loss" in row:
-                rows.append(row)
-    return rows
 
 
 def draw(run: Path) -> Drawn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,18 +56,23 @@ def same_sign(ropes: list[TRoPE]) -> tuple[int, int]:
     return int((products > 0).sum()), int((products != 0).sum())
 
 
-def tuned_cycles(turns: list[Floats]) -> int:
-    """How many calendar cycles have a plane whose turn, in seconds, is close to theirs."""
+def tuned_cycles(turns: list[Floats], cycles: Sequence[tuple[str, float]]) -> int:
+    """How many of these cycles have a plane whose turn, in seconds, is close to theirs."""
     every = np.concatenate(turns)
-    return sum(bool((np.abs(every / cycle - 1) <= CLOSE).any()) for _, cycle in CYCLES)
+    return sum(bool((np.abs(every / cycle - 1) <= CLOSE).any()) for _, cycle in cycles)
 
 
-def _tuning(ropes: list[TRoPE], side: str) -> str:
+def told_cycles(view: RunView) -> list[tuple[str, float]]:
+    """The calendar cycles that the log's times can tell; plain dates cannot tell the day."""
+    return [(name, cycle) for name, cycle in CYCLES if cycle != DAY or view.has_hours]
+
+
+def _tuning(ropes: list[TRoPE], side: str, cycles: Sequence[tuple[str, float]]) -> str:
     """How many cycles are met, after training and, where the run keeps it, before."""
-    now = tuned_cycles([periods(rope, "q" if side == "query" else "k") for rope in ropes])
+    now = tuned_cycles([periods(rope, "q" if side == "query" else "k") for rope in ropes], cycles)
     starts = [start for rope in ropes if (start := starting_periods(rope)) is not None]
-    before = f" ({tuned_cycles(starts)} before training)" if starts else ""
-    return f"Calendar cycles with a {side} plane within {100 * CLOSE:.0f} %: {now} of {len(CYCLES)}{before}"
+    before = f" ({tuned_cycles(starts, cycles)} before training)" if starts else ""
+    return f"Calendar cycles with a {side} plane within {100 * CLOSE:.0f} %: {now} of {len(cycles)}{before}"
 
 
 def _signs(ropes: list[TRoPE]) -> str:
@@ -84,17 +90,21 @@ def draw(view: RunView) -> Drawn:
     if not view.ropes:
         return unavailable(NAME, SUBJECT, view.why_no_ropes)
     shown = select([strength(rope) for rope in view.ropes])
+    cycles = told_cycles(view)
     figure = page(6.6)
     left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1.0), squeeze=False)[0]
     for row, (axes, layer) in enumerate(zip(left.subplots(len(shown), 1, squeeze=False)[:, 0], shown, strict=True)):
         _coefficients(axes, view.ropes[layer], layer, row == 0, row == len(shown) - 1)
     left.suptitle("a) coefficients by the period of their plane", x=0.02, ha="left", fontsize=11.5, fontweight="bold")
     for row, (axes, (name, cycle)) in enumerate(zip(right.subplots(len(CYCLES), 1, sharex=True), CYCLES, strict=True)):
+        if (name, cycle) not in cycles:
+            _untold(axes, name)
+            continue
         layer, plane, period = nearest_plane(view.ropes, cycle)
         _curve(axes, name, cycle, period, f"block {layer + 1}, plane {plane + 1}", row == len(CYCLES) - 1)
     side = "query" if any(rope.rotate_query for rope in view.ropes) else "key"
     right.suptitle(f"b) the {side} plane nearest to each cycle", x=0.02, ha="left", fontsize=11.5, fontweight="bold")
-    title = f"{_tuning(view.ropes, side)}; {_signs(view.ropes)}"
+    title = f"{_tuning(view.ropes, side, cycles)}; {_signs(view.ropes)}"
     caption = (
         "a) Across: one turn at alpha = 1, which is 2 pi beta. Up: the coefficient that training ended with; the plane "
         "turns alpha times as fast, backwards if negative; at 0 it ignores time. b) The cosine between a query and "
@@ -124,6 +134,12 @@ def _coefficients(axes: Axes, rope: TRoPE, layer: int, first: bool, last: bool) 
     axes.set_ylabel(f"alpha, block {layer + 1}")
     if last:
         axes.set_xlabel("one turn at alpha = 1")
+
+
+def _untold(axes: Axes, name: str) -> None:
+    axes.set_title(f"{name}: cannot tell, the log has plain dates", fontsize=9.5, fontweight="normal", color=GREY)
+    axes.tick_params(left=False, bottom=False, labelleft=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
 
 
 def _curve(axes: Axes, name: str, cycle: float, period: float, where: str, last: bool) -> None:

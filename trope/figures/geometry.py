@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trope.figures.numbers import Floats, base_periods, nearest_plane
-from trope.figures.run import VISITS, RunView, example, visits
+from trope.figures.run import VISITS, RunView, example, visits, whose
 from trope.figures.style import GREY, KEY, PALE, QUERY, Drawn, finish, page
 from trope.rotary import TRoPE
 from trope.times import say_short
@@ -73,7 +73,7 @@ def draw(view: RunView) -> Drawn:
         f"by index it is one step of {steps} ({100 / steps:.0f} %)"
     )
     caption = (
-        f"Last {len(moments)} visits of test user {int(batch.users[0])} of {view.data.path.name}, numbered; "
+        f"Last {len(moments)} visits of {whose(view, batch)}, numbered; "
         "clockwise from the top, later visits further out. a: even steps over 0.8 of a turn. Angles in b and c: "
         f"{which}. In c the query of each visit (diamond) is turned to the moment of the next one, the last to that of "
         "the recommendation (now)."

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape as escape_signs
 from typing import NewType
+
+from trope.figures.visible import visible
 
 Markup = NewType("Markup", str)
 """HTML whose text is already escaped."""
@@ -57,6 +59,11 @@ summary { cursor: pointer; font-weight: 600; } details[open] > summary { margin-
   .facts { grid-template-columns: 1fr; gap: 0; } .facts dd { margin-bottom: .6rem; } }
 @media print { body { background: #fff; } .card { break-inside: avoid; } }
 """
+
+
+def escape(words: str) -> str:
+    """Text for HTML: its signs are escaped, quotes as well, and its control characters are spelled out."""
+    return escape_signs(visible(words))
 
 
 def document(title: str, *parts: Markup) -> str:
@@ -143,6 +150,4 @@ def picture(svg: bytes, alt: str, caption: str = "") -> Markup:
     """An SVG inside the page. It is an image of its own, so the ids of two pictures cannot clash."""
     encoded = base64.b64encode(svg).decode("ascii")
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return Markup(
-        f'<figure><img alt="{escape(alt, quote=True)}" src="data:image/svg+xml;base64,{encoded}">{below}</figure>'
-    )
+    return Markup(f'<figure><img alt="{escape(alt)}" src="data:image/svg+xml;base64,{encoded}">{below}</figure>')

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trope.figures.numbers import Floats
-from trope.figures.run import RunView
+from trope.figures.run import RunView, shown_id
 from trope.figures.style import GREY, PALE, RESULT, Drawn, finish, page, unavailable
 
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ def draw(view: RunView) -> Drawn:
     shown, names = standouts(counts), view.data.ids("item_ids")
     for number, (axes, column) in enumerate(zip(panels, shown, strict=False)):
         item = int(frequent[column])
-        name = str(names[item]) if names is not None else str(item + 1)
-        _panel(axes, middles, real[:, column], line[:, column], f"item {name[:24]}", number == 0)
+        _panel(axes, middles, real[:, column], line[:, column], f"item {shown_id(names, item)}", number == 0)
     for axes in list(figure.axes)[len(shown) :]:
         axes.axis("off")
     title = (
@@ -156,12 +155,13 @@ def _panel(axes: Axes, moments: Floats, real: Floats, model: Floats, title: str,
     axes.set_title(title, fontsize=10)
     axes.fill_between(at, real, color=PALE, lw=0)
     axes.plot(at, model, color=RESULT, lw=2)
-    axes.set_ylim(0, 1.05 * max(float(real.max()), float(model.max()), 1.0))
+    # The words stand above the curves: an item of the first panel has its peak on the left, where they are.
+    axes.set_ylim(0, (1.4 if named else 1.05) * max(float(real.max()), float(model.max()), 1.0))
     axes.set_xlim(at[0], at[-1])
     locator = matplotlib.dates.AutoDateLocator(minticks=2, maxticks=4)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(matplotlib.dates.ConciseDateFormatter(locator))
     if named:
         axes.set_ylabel("times its mean")
-        for height, word, colour in ((0.95, "model", RESULT), (0.84, "events", GREY)):
+        for height, word, colour in ((0.99, "model", RESULT), (0.87, "events", GREY)):
             axes.text(0.03, height, word, color=colour, transform=axes.transAxes, va="top", fontweight="bold")

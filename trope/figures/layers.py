@@ -9,7 +9,7 @@ import numpy as np
 
 from trope.figures.attention import attention_maps, unpadded
 from trope.figures.numbers import Floats, Side, causal_correlation, coefficients, geometry, rms, started_at, strength
-from trope.figures.run import RunView, example
+from trope.figures.run import RunView, example, whose
 from trope.figures.style import INK, KEY, QUERY, Drawn, diverging, finish, page, rising, unavailable
 from trope.rotary import TRoPE, query_times
 
@@ -48,7 +48,7 @@ def draw(view: RunView) -> Drawn:
     _bars(left.subplots(), view.ropes, shown)
     _maps(right, shown, parts, whole)
     caption = (
-        f"History: the last {batch.times.shape[1]} events of test user {int(batch.users[0])} of {view.data.path.name}. "
+        f"History: the last {batch.times.shape[1]} events of {whose(view, batch)}. "
         "Temporal component: mean over planes of the cosine of the angle between the query's and the key's rotation, "
         "content left out. Attention: what the block really gives to each event, mean over heads, white the least "
         "and dark the most in that block. Black lines on the bars: where training began."

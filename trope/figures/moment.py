@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trope.evaluate.ranking import top_k
 from trope.figures.numbers import Floats, periods, resonance
-from trope.figures.run import USERS, VISITS, RunView, example, histories, test_users, visits
+from trope.figures.run import USERS, VISITS, RunView, example, histories, test_users, visits, whose
 from trope.figures.style import (
     GREY,
     KEY,
@@ -66,9 +66,9 @@ def draw(view: RunView) -> Drawn:
     figure = page(7.6)
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.0, 1.35), squeeze=False)[:, 0]
     training, serving = top.subplots(1, 2)
-    labels = [say_label(int(moment)) for moment in moments]
+    labels = [_label(view, int(moment)) for moment in moments]
     _slots(training, "a) training: query m looks from visit m + 1", labels, [*labels[1:], labels[-1]], "label only")
-    now = say_label(max(int(batch.t_now[0]), int(moments[-1])))
+    now = _label(view, max(int(batch.t_now[0]), int(moments[-1])))
     _slots(serving, "b) serving: the last query looks from now", labels, [*labels[1:], now], "t_now")
     phases, lists = bottom.subplots(1, 2)
     unit, word = _unit(ahead)
@@ -78,11 +78,16 @@ def draw(view: RunView) -> Drawn:
     size = min(TOP, view.model.num_items)
     title = _finding(mean, offsets, size, len(users))
     caption = (
-        f"a, b) Dates are the last visits of test user {int(batch.users[0])} of {view.data.path.name}. "
+        f"a, b) Dates are the last visits of {whose(view, batch)}. "
         "c) Cosine of how far the query's rotation has turned since the first t_now: vermilion as at first. "
         "d) Recommendations of this run's model to users from all over the test split; only t_now moves. Thin: ten."
     )
     return finish(NAME, figure, title, caption)
+
+
+def _label(view: RunView, moment: int) -> str:
+    """The moment in two lines; its day alone where the log has no times of day."""
+    return say_label(moment) if view.has_hours else say_label(moment).partition("\n")[0]
 
 
 def _finding(mean: Floats, offsets: Tensor, size: int, users: int) -> str:

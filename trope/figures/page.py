@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trope.figures.html import Markup, card, cards, details, document, facts, heading, paragraph, picture, table, text
 from trope.figures.style import Drawn
-from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, write_text
+from trope.runs import CONFIG, ENVIRONMENT, METRICS, read_data, read_environment, read_metrics, write_text
 from trope.settings import read_saved_toml, to_dict
 
 
 def write_report(run: Path, pictures: Sequence[tuple[Drawn, bytes]], path: Path) -> Path:
     """Write the page to `path`, whole or not at all; pictures: each figure with its SVG."""
     name = run.resolve().name
-    data, config, metrics = read_data(run), to_dict(read_saved_toml(run / CONFIG)), _read(run / METRICS)
+    data, config = read_data(run), to_dict(read_saved_toml(run / CONFIG))
+    metrics = read_metrics(run) if (run / METRICS).is_file() else {}
+    environment = read_environment(run) if (run / ENVIRONMENT).is_file() else {}
     model, rotary = config["model"], config["rotary"]
     about = (
         f"{model['block'].upper()}, rotary encoding: {rotary['kind']}; {model['blocks']} blocks, width "
@@ -30,7 +31,7 @@ def write_report(run: Path, pictures: Sequence[tuple[Drawn, bytes]], path: Path)
         cards(
             _results(metrics),
             card("Training", facts(_training(metrics, config["train"]))),
-            card("Machine", _values(_read(run / ENVIRONMENT).items())),
+            card("Machine", _values(environment.items())),
         ),
         *(
             card("", picture(svg, alt=f"{drawn.title}. {drawn.caption}".strip()))
@@ -84,13 +85,3 @@ def _words(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {inner}" for key, inner in value.items() if inner is not None)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON file of the run; {} where it is not there yet."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {error}; copy the run again") from None

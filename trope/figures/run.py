@@ -6,18 +6,24 @@ Shape letters: B histories, L positions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from trope.data.folder import Ids
+from trope.data.inspect.calendar import tells_phase
 from trope.data.sequences import EvalBatch, Sequences
+from trope.figures.visible import visible
 from trope.models.recommender import SequentialRecommender
 from trope.rotary import TRoPE
-from trope.runs import BEST
+from trope.runs import BEST, check_model_config
+from trope.times import DAY
 
-CANDIDATES, USERS, VISITS = 2000, 32, 7
-"""Users looked through for an example, users averaged over, and moments of the example that are drawn."""
+CANDIDATES, USERS, VISITS, SAMPLE, LONGEST_ID = 2000, 32, 7, 100_000, 24
+"""Users looked through for an example, users averaged over, moments of the example that are drawn, events looked at
+for times of day, and letters of an id."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,18 @@ class RunView:
     ropes: list[TRoPE]
     why_no_ropes: str
 
+    @cached_property
+    def has_hours(self) -> bool:
+        """Whether the log has times of day; by a sample of its events, evenly over all of them."""
+        times = self.data.times.numpy()
+        return tells_phase(times[:: len(times) // SAMPLE + 1], DAY, 24)
+
 
 def open_run(run: Path, data: Path | None = None) -> RunView:
     """The best model on the CPU, and the dataset that it was trained on."""
     store = Sequences.of_run(run, data)
     model = SequentialRecommender.from_pretrained(run / BEST).eval()
+    check_model_config(run, model.config)
     ropes = [module for module in model.blocks.modules() if isinstance(module, TRoPE) and module.position == "times"]
     kind = model.config.rotary.kind
     why = {"none": "it has no rotary encoding", "torope": "it uses TO-RoPE", "index": "it rotates by index"}
@@ -69,6 +82,16 @@ def example(view: RunView) -> EvalBatch:
     rows = [row for row, moment in enumerate(moments) if len(moment) >= enough]
     rows.sort(key=lambda row: (burstiness(moments[row][-VISITS:]), row))
     return histories(view, batch.users[[rows[(3 * len(rows)) // 4]]])
+
+
+def whose(view: RunView, batch: EvalBatch) -> str:
+    """The user of a batch of one history, by the log's own id, and the dataset."""
+    return f"test user {shown_id(view.data.ids('user_ids'), int(batch.users[0]))} of {view.data.path.name}"
+
+
+def shown_id(ids: Ids | None, place: int) -> str:
+    """The original id at a place from 0, cut where it is long; or its number from 1 where the dataset keeps no ids."""
+    return f"number {place + 1}" if ids is None else visible(str(ids[place]))[:LONGEST_ID]
 
 
 def visits(times: Tensor) -> Tensor:

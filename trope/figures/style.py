@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trope.atomic import atomic_file
+from trope.figures.visible import visible
 from trope.times import DAY, HOUR, MINUTE, MONTH, WEEK, YEAR
 
 if TYPE_CHECKING:
@@ -34,11 +35,12 @@ BANDS = (
     ("months", MONTH, YEAR), ("years", YEAR, math.inf),
 )  # fmt: skip
 """Name, shortest and longest period in seconds."""
-# Text as paths looks the same everywhere; a fixed salt and no date give the same bytes.
+# Text as paths looks the same everywhere; a fixed salt and no date give the same bytes. Names may have dollar signs,
+# so nothing is typeset as mathematics.
 _STYLE: Any = {
     "svg.hashsalt": "trope", "font.family": "DejaVu Sans", "font.size": 11, "axes.titlesize": 11.5,
     "axes.titlelocation": "left", "axes.titleweight": "bold", "axes.spines.top": False, "axes.spines.right": False,
-    "axes.labelsize": 11,
+    "axes.labelsize": 11, "text.parse_math": False,
     "axes.edgecolor": GREY, "xtick.color": INK, "ytick.color": INK, "text.color": INK, "axes.labelcolor": INK,
 }  # fmt: skip
 
@@ -80,6 +82,7 @@ def page(height: float) -> Figure:
 
 def finish(name: str, figure: Figure, title: str, caption: str) -> Drawn:
     """Put the finding on top and how to read it below."""
+    title, caption = visible(title), visible(caption)
     figure.suptitle(balance(_keep(title), 88), x=0.01, ha="left", fontsize=14, fontweight="bold")
     figure.supxlabel(textwrap.fill(_keep(caption), 145), x=0.01, ha="left", fontsize=9.5, color="#555555")
     return Drawn(name, title, caption, figure)

@@ -1,30 +1,37 @@
 """A model's files: weights as safetensors, config as JSON, a model card; in a folder here or on the Hugging Face hub.
 
-Everything is checked on the way in, and nothing is ever executed or unpickled.
+Everything is checked on the way in, and nothing is ever executed or unpickled. config.json holds the SHA-256 of the
+weights and of its own content.
 """
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import safetensors
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trope.atomic import atomic_folder
 from trope.config import Config
 from trope.environment import __version__
-from trope.runs import BEST, CARD, CATALOGUE, CONFIG, MODEL_CONFIG, WEIGHTS
+from trope.models.tensors import read_tensors, shapes_in, write_tensors
+from trope.rotary.checks import LATEST_TIME
+from trope.runs import BEST, CARD, CATALOGUE, CONFIG, MODEL_CONFIG, WEIGHTS, check_kinds, read_json, seal, write_json
 from trope.settings import from_dict, migrate, to_dict
 
 FORMAT = "trope-model-2"
-OLDER_FORMATS = ("trope-model-1",)  # whose configs had settings that are gone, see `trope.settings.migrate`
+# Without checksums, and with settings in their configs that are gone, see `trope.settings.migrate`.
+OLDER_FORMATS = ("trope-model-1",)
+MOST_ITEMS = 2**31 - 1  # dense ids are int32
+HUB = "hf://"
 # What a model or a run folder consists of; a repository's other files are not fetched.
 PATTERNS = ("*.safetensors", "*.json", CARD, CONFIG, f"{BEST}/*", f"{CATALOGUE}/*")
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\S+))?")
+_KINDS: dict[str, Any] = {"num_items": int, "time_span": list[int], "config": dict}
+_AGAIN = "copy the checkpoint again"
 
 
 class Model(Protocol):
@@ -40,27 +47,34 @@ class Model(Protocol):
     def state_dict(self) -> dict[str, Tensor]:
         """All tensors by name."""
 
+    def named_parameters(self) -> Iterator[tuple[str, Any]]:
+        """Each parameter once, by its first name."""
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Each buffer once, by its first name."""
+
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
         """Take tensors over."""
 
 
 class SavedConfig(NamedTuple):
-    """What a model is made from, before its weights."""
+    """What a model is made from, before its weights; sha256: of the weights, None where an older version saved them."""
 
     config: Config
     num_items: int
     time_span: tuple[int, int]
+    sha256: str | None
 
 
 def save(model: Model, folder: Path) -> None:
     """Write weights, config and a model card; the folder appears, or is replaced, only when whole."""
     with atomic_folder(folder) as partial:
-        save_file({name: x.detach().cpu().contiguous() for name, x in _state(model).items()}, partial / WEIGHTS)
+        sha256 = write_tensors(_state(model), partial / WEIGHTS)
         described = {
             "format": FORMAT, "trope": __version__, "num_items": model.num_items,
-            "time_span": list(model.time_span), "config": to_dict(model.config),
+            "time_span": list(model.time_span), "config": to_dict(model.config), "files": {WEIGHTS: sha256},
         }  # fmt: skip
-        (partial / MODEL_CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        write_json(partial / MODEL_CONFIG, seal(described))
         (partial / CARD).write_text(_card(described), encoding="utf-8")
 
 
@@ -68,66 +82,91 @@ def read_config(folder: Path) -> SavedConfig:
     """config.json, checked: it may come from anywhere, and from an older version."""
     path = folder / MODEL_CONFIG
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        described = read_json(path, {}, _AGAIN)
+    except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{folder} holds no {MODEL_CONFIG}; is it the folder of a trained model?") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}; copy the checkpoint again") from None
-    if not isinstance(described, dict) or described.get("format") not in (FORMAT, *OLDER_FORMATS):
+    if described.get("format") not in (FORMAT, *OLDER_FORMATS):
         raise ValueError(f"{path} is not of format {FORMAT}; it is no trope model, or of another version")
-    items, span, config = described.get("num_items"), described.get("time_span"), described.get("config")
-    if not isinstance(items, int) or items < 1 or not isinstance(config, dict):
-        raise ValueError(f"{path} is damaged: num_items {items!r}; copy the checkpoint again")
-    if not (isinstance(span, list) and len(span) == 2 and all(isinstance(t, int) for t in span)):
-        raise ValueError(f"{path} is damaged: time_span {span!r}; copy the checkpoint again")
+    is_older = described["format"] in OLDER_FORMATS
+    check_kinds(path, described, _KINDS if is_older else {**_KINDS, "files": dict[str, str]}, _AGAIN)
+    items, span, files = described["num_items"], described["time_span"], described.get("files", {})
+    if not 1 <= items <= MOST_ITEMS:
+        raise ValueError(f"{path} is damaged: num_items {items}; {_AGAIN}")
+    if len(span) != 2 or not 0 <= span[0] <= span[1] <= LATEST_TIME:
+        raise ValueError(f"{path} is damaged: time_span {span}; {_AGAIN}")
+    if not is_older and WEIGHTS not in files:
+        raise ValueError(f"{path} has no SHA-256 of {WEIGHTS}; {_AGAIN}")
     try:
-        return SavedConfig(from_dict(migrate(config)), items, (span[0], span[1]))
+        return SavedConfig(from_dict(migrate(described["config"])), items, (span[0], span[1]), files.get(WEIGHTS))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def fill(model: Model, folder: Path) -> None:
-    """Read the weights of a folder into a model made from its config."""
+def check_shapes(model: Model, folder: Path) -> None:
+    """Refuse weights that do not fit a model, by their file's header; the model may be on the meta device."""
     try:
-        weights = load_file(folder / WEIGHTS)
+        found = shapes_in(folder / WEIGHTS)
     except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"cannot read the weights {folder / WEIGHTS}: {error}; copy the checkpoint again") from None
+        raise ValueError(f"cannot read the weights {folder / WEIGHTS}: {error}; {_AGAIN}") from None
     expected = {name: x.shape for name, x in _state(model).items()}
-    found = {name: x.shape for name, x in weights.items()}
     if expected != found:
         wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
         raise ValueError(f"the weights in {folder} do not fit its config: {', '.join(wrong[:5])}; foreign or damaged")
+
+
+def fill(model: Model, folder: Path, sha256: str | None) -> None:
+    """Read the weights of a folder into a model that they fit (`check_shapes`).
+
+    sha256: of the file; None does not compare it. Numbers that are not finite are always refused.
+    """
+    try:
+        weights = read_tensors(folder / WEIGHTS, sha256)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise ValueError(f"cannot read the weights {folder / WEIGHTS}: {error}; {_AGAIN}, or train again") from None
+    for name, x in _state(model).items():
+        if weights[name].dtype != x.dtype:
+            raise ValueError(
+                f"the weights in {folder} do not fit its config: {name} is {weights[name].dtype}; {_AGAIN}"
+            )
     model.load_state_dict(weights, strict=False)
 
 
 def find_folder(source: str | Path, revision: str | None = None) -> Path:
-    """A local folder for `source`, fetched if it names a repository ("owner/name") and no folder here.
+    """A local folder for `source`: itself, or what the hub gives for "hf://owner/name" or "hf://owner/name@revision".
 
-    revision: a branch, tag or commit of the repository.
+    revision: a branch, tag or commit of the repository, instead of "@revision".
     """
-    folder = Path(source)
-    if folder.exists() or not (isinstance(source, str) and _REPOSITORY.fullmatch(source)):
-        if revision is not None:
-            raise ValueError(f"a revision belongs to a repository on the hub, got {revision!r} for the folder {source}")
-        return folder
+    if isinstance(source, str) and source.startswith(HUB):
+        return _from_hub(source, revision)
+    if not Path(source).exists():
+        hint = f'; a repository on the Hugging Face hub is written "{HUB}owner/name"' if isinstance(source, str) else ""
+        raise FileNotFoundError(f"there is no folder {source}{hint}")
+    if revision is not None:
+        raise ValueError(f"a revision belongs to a repository on the hub, got {revision!r} for the folder {source}")
+    return Path(source)
+
+
+def _from_hub(source: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    named = _REPOSITORY.fullmatch(source.removeprefix(HUB))
+    if named is None:
+        raise ValueError(f"a repository on the hub is {HUB}owner/name or {HUB}owner/name@revision, got {source!r}")
+    if named[2] is not None and revision not in (None, named[2]):
+        raise ValueError(f"{source} names a revision already, got {revision!r} as well; give one of them")
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=list(PATTERNS)))
+        chosen = named[2] or revision
+        return Path(snapshot_download(named[1], revision=chosen, allow_patterns=list(PATTERNS)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise FileNotFoundError(f"there is no folder {source}, and the hub does not give it: {reason}") from None
+        raise FileNotFoundError(f"the hub does not give {source}: {reason}") from None
 
 
 def _state(model: Model) -> dict[str, Tensor]:
     """The state without the names under which shared tables appear again (TiSASRec's blocks share theirs)."""
-    seen: set[int] = set()
-    return {
-        name: x
-        for name, x in model.state_dict().items()
-        if not (x.data_ptr() in seen or seen.add(x.data_ptr()))  # type: ignore[func-returns-value]
-    }
+    first = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+    return {name: x for name, x in model.state_dict().items() if name in first}
 
 
 def _card(described: dict[str, Any]) -> str:
@@ -138,5 +177,5 @@ def _card(described: dict[str, Any]) -> str:
         f"A sequential recommender made with trope {described['trope']}: {described['num_items']:,} items, "
         f"{model['blocks']} blocks of width {model['width']}, histories of up to {model['max_len']} events.\n\n"
         "```python\nfrom trope import SequentialRecommender\n"
-        'model = SequentialRecommender.from_pretrained("this folder")\n```\n'
+        'model = SequentialRecommender.from_pretrained("this folder")  # on the hub: "hf://owner/name"\n```\n'
     )

@@ -156,10 +156,19 @@ class SequentialRecommender(nn.Module):
         pretrained.save(self, Path(folder))
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, revision: str | None = None) -> SequentialRecommender:
-        """Read what `save_pretrained` wrote: a folder, or a repository on the Hugging Face hub ("owner/name")."""
+    def from_pretrained(
+        cls, source: str | Path, revision: str | None = None, verify: bool = True
+    ) -> SequentialRecommender:
+        """Read what `save_pretrained` wrote.
+
+        source: a folder, or a repository on the Hugging Face hub, "hf://owner/name" or "hf://owner/name@revision".
+        revision: the same as "@revision". verify: compare the weights with their SHA-256, which reads the file once
+            more. Sizes, and that all numbers are finite, are always checked.
+        """
         folder = pretrained.find_folder(source, revision)
         saved = pretrained.read_config(folder)
+        with torch.device("meta"):  # no memory is taken until the file is known to hold weights of these sizes
+            pretrained.check_shapes(cls(saved.config, saved.num_items, saved.time_span), folder)
         model = cls(saved.config, saved.num_items, saved.time_span)
-        pretrained.fill(model, folder)
+        pretrained.fill(model, folder, saved.sha256 if verify else None)
         return model

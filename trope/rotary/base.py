@@ -83,13 +83,13 @@ class Rotary(nn.Module, ABC):
 
         Args:
             q, k: [B, L, H, D] right-padded, or [T, H, D] jagged with `offsets`; k may have fewer heads than q.
-            times: Unix seconds of the events, int64 (or float64), [B, L] or [T].
+            times: Unix seconds of the events, int64 (or float64), [B, L] or [T]; they never fall within a sequence.
             lengths: [B] valid events per row; None means all.
             t_now: [B] the moment the last query of each sequence looks from.
             offsets: [B + 1] where each jagged sequence begins.
             allow_past: accept a `t_now` before the last event.
         """
-        checks.check_qk(q, k, self.head_dim, jagged=offsets is not None)
+        checks.check_qk(q, k, times, self.head_dim, jagged=offsets is not None)
         shape = q.shape[:-2]
         self.check_call(shape, times, lengths, t_now, offsets, allow_past)
         coords_q, coords_k = self.coordinates(shape, times, lengths, t_now, offsets)
@@ -135,6 +135,7 @@ class Rotary(nn.Module, ABC):
             raise ValueError(
                 'style="huggingface" needs layout="halves", got "interleaved"; make the module with halves'
             )
+        checks.check_time_dtype(times)
         self.check_call(times.shape, times, lengths, t_now, offsets, allow_past)
         coords = self.coordinates(times.shape, times, lengths, t_now, offsets)
         *freqs, betas = self.paper_phase() or (*self.frequencies(), None)
@@ -154,11 +155,13 @@ class Rotary(nn.Module, ABC):
         """Shapes always; values where they can be read and the module was not told to trust its caller."""
         if times is None:
             raise ValueError(f"{type(self).__name__} needs the events' times, got None; only IndexRoPE works without")
+        checks.check_time_dtype(times)
         if times.shape != shape:
             raise ValueError(f"times must have one entry per event, shape {tuple(shape)}, got {tuple(times.shape)}")
         checks.check_events(times, lengths, offsets, t_now)
         if self.check_values and checks.can_read_values(times):
             checks.check_event_values(times, lengths, offsets, t_now, allow_past)
+            checks.check_order(times, lengths, offsets, checks.ANY_ORDER)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Follow the model to its device, but never to another dtype: a coefficient in bf16 is another frequency."""

@@ -6,6 +6,8 @@ host synchronisations on a GPU), not while torch compiles, exports or captures a
 
 from __future__ import annotations
 
+import math
+import warnings
 from datetime import UTC, datetime
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 # The last second of 2100. Later "seconds" are another unit or a broken clock; phases are exact up to here.
 LATEST_TIME = 4133980799
+ANY_ORDER = ", or say check_values=False where another order is meant"
 _INTEGERS = (torch.int32, torch.int64)
 _UNITS = ((1e17, "nanoseconds", 1e9), (1e14, "microseconds", 1e6), (1e11, "milliseconds", 1e3))
 
@@ -36,6 +39,8 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 def check_span(span: tuple[int, int]) -> tuple[int, int]:
     """The first and last time of the data, as whole seconds, last after first."""
+    if not all(math.isfinite(end) for end in span):
+        raise ValueError(f"time_span must be two whole Unix seconds, got {tuple(span)}; drop events without a time")
     first, last = int(span[0]), int(span[1])
     if first >= last:
         raise ValueError(f"time_span must be (first, last) with first < last, Unix seconds, got ({first}, {last})")
@@ -44,7 +49,13 @@ def check_span(span: tuple[int, int]) -> tuple[int, int]:
     return first, last
 
 
-def check_qk(q: Tensor, k: Tensor, head_dim: int, jagged: bool) -> None:
+def check_float(x: Tensor, name: str) -> None:
+    """Refuse what cannot hold a rotation: integers would be cut, complex numbers are no planes."""
+    if not x.is_floating_point():
+        raise ValueError(f"{name} must be bfloat16, float16, float32 or float64, got {x.dtype}; cast it first")
+
+
+def check_qk(q: Tensor, k: Tensor, times: Tensor | None, head_dim: int, jagged: bool) -> None:
     """q and k are [B, L, H, D], or [T, H, D] with offsets, and agree in all but the number of heads."""
     expected = "[T, H, D] with offsets" if jagged else "[B, L, H, D] (or [T, H, D] with offsets)"
     for name, x in (("q", q), ("k", k)):
@@ -52,12 +63,38 @@ def check_qk(q: Tensor, k: Tensor, head_dim: int, jagged: bool) -> None:
             raise ValueError(f"{name} must be {expected}, got shape {tuple(x.shape)}")
         if x.shape[-1] != head_dim:
             raise ValueError(f"{name} has head dim {x.shape[-1]}, but this module was made with head_dim={head_dim}")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} must be bfloat16, float16, float32 or float64, got {x.dtype}")
+        check_float(x, name)
+    if isinstance(times, Tensor):
+        _check_layout(q, k, times)
     if q.shape[:-2] != k.shape[:-2] or q.dtype != k.dtype or q.device != k.device:
         raise ValueError(
             "q and k must agree in batch, positions, dtype and device (heads may differ), "
             f"got {tuple(q.shape)} {q.dtype} on {q.device} and {tuple(k.shape)} {k.dtype} on {k.device}"
+        )
+
+
+def _check_layout(q: Tensor, k: Tensor, times: Tensor) -> None:
+    """Refuse heads before positions, [B, H, L, D], where the times or the key's heads tell.
+
+    With as many heads as positions the shapes fit either way. Strides are then a hint, not a proof: a warning.
+    """
+    wanted, found = ("[T, H, D]", "[H, T, D]") if q.dim() == 3 else ("[B, L, H, D]", "[B, H, L, D]")
+    advice = f"look like {found}; pass q.transpose({q.dim() - 3}, {q.dim() - 2}), and k likewise"
+    fits = q.shape[:-2] == k.shape[:-2] == times.shape
+    swapped = [(*x.shape[:-3], x.shape[-2]) for x in (q, k)]
+    if not fits and swapped == [tuple(times.shape)] * 2:
+        raise ValueError(
+            f"q and k must be {wanted} with one time per event, got {tuple(q.shape)} and {tuple(k.shape)} with times "
+            f"{tuple(times.shape)}, which {advice}"
+        )
+    if torch.compiler.is_compiling():  # a comparison of heads with positions would fix a dynamic length
+        return
+    heads = q.shape[-2]
+    if fits and heads == q.shape[-3] > 1 and k.shape == q.shape and q.stride(-3) < q.stride(-2):
+        warnings.warn(
+            f"q and k must be {wanted}; with {heads} positions and {heads} heads shapes cannot tell, but by their "
+            f"strides they {advice}. Where the layout is right, q.contiguous() ends this warning",
+            stacklevel=5,  # whoever called the module
         )
 
 
@@ -138,7 +175,7 @@ def check_time_values(times: Tensor, valid: Tensor | None = None, name: str = "t
         raise ValueError(f"{name} must be finite, got {worst[~torch.isfinite(worst)][0].item()}; drop such events")
     high, low = worst.max().item(), worst.min().item()
     for bound, unit, scale in _UNITS:
-        if high > bound:
+        if bound < high <= LATEST_TIME * scale:
             raise ValueError(
                 f"{name} must be Unix seconds, got {high}, which looks like {unit} "
                 f"({datetime.fromtimestamp(high / scale, UTC):%Y-%m-%d}); divide by {scale:.0e} as integers"
@@ -148,6 +185,34 @@ def check_time_values(times: Tensor, valid: Tensor | None = None, name: str = "t
     raise ValueError(
         f"{name} must be positive Unix seconds, got {low}; zero or negative usually means a missing timestamp: drop "
         "such events, or pass lengths if these are padding"
+    )
+
+
+def check_order(times: Tensor, lengths: Tensor | None, offsets: Tensor | None, otherwise: str = "") -> None:
+    """Times never fall within a sequence: a query looks from the next event, and a mask by place hides later ones.
+
+    Times, lengths and offsets have passed `check_event_values`. otherwise: what to do where the order is meant.
+    """
+    if times.shape[-1] < 2:
+        return
+    falls = times.diff(dim=-1) < 0  # from place i to i + 1
+    if offsets is not None:
+        starts = offsets[1:-1]
+        starts = starts[(starts > 0) & (starts < times.numel())]
+        falls[starts - 1] = False  # the next sequence may begin earlier
+    elif lengths is not None:
+        falls &= torch.arange(1, times.shape[1], device=times.device) < lengths[:, None]
+    if not bool(falls.any()):
+        return
+    where = falls.nonzero()[0]
+    before, after = times[tuple(where)].item(), times[(*where[:-1], where[-1] + 1)].item()
+    row, place = int(where[0]), int(where[-1]) + 1
+    if offsets is not None:
+        row = int(torch.searchsorted(offsets[1:], place, right=True))
+        place -= int(offsets[row])
+    raise ValueError(
+        f"times must not fall within a sequence, got {after} after {before} at place {place} of row {row}; sort each "
+        f"sequence's events by time{otherwise}"
     )
 
 

@@ -80,6 +80,9 @@ class TimeReadout(nn.Module):
                 f"out must be [.., {self.width}] with a moment for each vector, got {tuple(out.shape)} and moments "
                 f"{tuple(moments.shape)}"
             )
+        for name, x in (("out", out), ("start", start)):
+            if x is not None:
+                checks.check_float(x, name)
         if start is not None and start.shape != out.shape:
             raise ValueError(f"start must be of out's shape {tuple(out.shape)}, got {tuple(start.shape)}")
         if self.check_values and checks.can_read_values(moments):
@@ -109,6 +112,8 @@ class TimeReadout(nn.Module):
 def _follow_span(module: nn.Module, _: object = None) -> None:
     """The bank and the ends follow from the time span, which a checkpoint brings along."""
     assert isinstance(module, TimeReadout)
+    if module.turn.get_buffer("span").is_meta:  # only shapes are asked for
+        return
     span = int(module.turn.get_buffer("span"))
     module.turn.set_bank(span / FASTEST, span / SLOWEST)
     module.get_buffer("earliest").fill_(-(span // 2))

@@ -28,17 +28,18 @@ def query_times(
     a padded batch would read the padding there.
 
     Args:
-        times: Unix seconds, int64 (or float64), [B, L], or [T] with `offsets`.
+        times: Unix seconds, int64 (or float64), [B, L], or [T] with `offsets`; they never fall within a sequence.
         lengths: [B] valid events per row; None means all.
         t_now: [B] the moment each recommendation is made for.
         offsets: [B + 1] where each jagged sequence begins.
         allow_past: accept a `t_now` before the last event.
-        check_values: read the times to refuse bad ones.
+        check_values: read the times to refuse bad and unsorted ones.
         later: the next *later* time instead, for events that share one, such as the lines of a basket.
     """
     checks.check_events(times, lengths, offsets, t_now)
     if check_values and checks.can_read_values(times):
         checks.check_event_values(times, lengths, offsets, t_now, allow_past)
+        checks.check_order(times, lengths, offsets, checks.ANY_ORDER)
     shifted = shifted_times(times, lengths, t_now, offsets)
     if not later:
         return shifted

@@ -60,8 +60,8 @@ class TRoPE(Rotary):
         layout: a plane is (x[2p], x[2p + 1]) if "interleaved", as in the paper; (x[p], x[P + p]) if "halves".
         require_t_now: refuse calls without `t_now`; switch it on for serving.
         backend: "auto", "torch" or "triton".
-        check_values: read the times to refuse bad ones. On a GPU that waits for the device a few times a call; switch
-            it off where the data have been checked before.
+        check_values: read the times to refuse bad and unsorted ones. On a GPU that waits for the device a few times a
+            call; switch it off where the data have been checked before.
     """
 
     def __init__(
@@ -133,7 +133,9 @@ class TRoPE(Rotary):
     def _bank(self) -> Tensor:
         """beta, 2 pi beta and d alpha / d delta of every plane, float64 [3, P]: constants, so that no exporter rounds
         a literal 2 pi to float32 and no step divides again."""
-        span = float(self.get_buffer("span").item()) if self.conditioning == "span" else math.inf
+        span = math.inf
+        if self.conditioning == "span" and not self.get_buffer("span").is_meta:  # there, only shapes are asked for
+            span = float(self.get_buffer("span").item())
         upper = self.beta_max
         if self.bank == "calendar":
             upper = max(self.beta_min, min(upper, span))

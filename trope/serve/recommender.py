@@ -7,6 +7,7 @@ Shape letters: B batch, L positions, E width, V items, T jagged events, K recomm
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +20,19 @@ from torch import Tensor
 from trope.data.catalogue import Catalogue
 from trope.data.sequences import Sequences
 from trope.data.windows import FILTERS, History, flatten_ranges, last_events, seen_counts
+from trope.environment import choose_device
 from trope.evaluate.ranking import Cells, TopK, check_finite, top_k
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.pretrained import find_folder
 from trope.models.recommender import SequentialRecommender
-from trope.rotary.checks import check_choice, check_event_values
+from trope.rotary.checks import check_choice, check_event_values, check_order
 from trope.runs import BEST, CATALOGUE
 from trope.serve.frames import Events, column_per_user, moments_per_user, read_events, write_recommendations
-from trope.times import Moment
+from trope.times import DAY, Moment, say_minute, say_roughly
+
+LONG_SHARE, LONG_MOST = 0.1, 60 * DAY
+"""A moment is long after the training data past this share of their time span, or past 60 days if that is shorter:
+docs/results.md, "A stale model", measures what 60 days cost."""
 
 
 class Histories(NamedTuple):
@@ -51,6 +57,47 @@ class Ranking(NamedTuple):
     ranks: npt.NDArray[np.int64]  # from 1
 
 
+class _Threads:
+    """Whether this process was forked from one that had used torch's threads, which do not survive a fork."""
+
+    used = lost = False
+
+    def note_use(self) -> None:
+        self.used = True
+
+    def note_fork(self) -> None:
+        self.lost = self.lost or self.used
+
+
+_threads = _Threads()
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_threads.note_fork)
+
+
+def _refuse_fork(device: torch.device) -> None:
+    """The first parallel operation of such a child would wait for threads that are not there."""
+    if _threads.lost and (device.type == "cuda" or torch.get_num_threads() > 1):
+        alone = "" if device.type == "cuda" else ", or call torch.set_num_threads(1) in the child"
+        raise ValueError(
+            "this process was forked from one with a Recommender: torch's threads do not survive a fork, and ranking "
+            f"would hang; start workers with spawn (multiprocessing.get_context('spawn')){alone}"
+        )
+
+
+def long_after(time_span: tuple[int, int], t_now: int) -> str | None:
+    """A note where `t_now` lies long after the training data (LONG_SHARE, LONG_MOST), else None.
+
+    time_span: first and last time of the training events.
+    """
+    first, last = time_span
+    if t_now - last <= min(LONG_SHARE * (last - first), LONG_MOST):
+        return None
+    return (
+        f"{say_minute(t_now)} lies {say_roughly(t_now - last)} after the last training event ({say_minute(last)}): the "
+        "model knows nothing of what became popular since; train again on newer events"
+    )
+
+
 class Recommender:
     """A trained model with its catalogue, ready to answer.
 
@@ -65,24 +112,27 @@ class Recommender:
             raise ValueError(
                 f"the catalogue has {len(catalogue):,} items, the model {model.num_items:,}; they are of different runs"
             )
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = model.to(device).eval()
+        self.device = choose_device(device)
+        _refuse_fork(self.device)
+        _threads.note_use()
+        self.model = model.to(self.device).eval()
         self.catalogue = catalogue
-        self.device = torch.device(device)
         with torch.inference_mode():
             self._vectors_VE = self.model.item_vectors()
         check_finite(self._vectors_VE, "item vectors")
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, device: str = "auto", revision: str | None = None) -> Recommender:
+    def from_pretrained(
+        cls, source: str | Path, device: str = "auto", revision: str | None = None, verify: bool = True
+    ) -> Recommender:
         """Open a run made by `trope train`, or a folder with a model and its catalogue; nothing is unpickled.
 
-        source: the folder, or a repository on the Hugging Face hub ("owner/name"), with `revision`.
+        source: the folder, or a repository on the Hugging Face hub, "hf://owner/name", with `revision`.
+        verify: compare the weights with their SHA-256, which reads the file once more.
         """
         folder = find_folder(source, revision)
         best = folder / BEST
-        model = SequentialRecommender.from_pretrained(best if best.is_dir() else folder)
+        model = SequentialRecommender.from_pretrained(best if best.is_dir() else folder, verify=verify)
         return cls(model, Catalogue.load(folder / CATALOGUE), device)
 
     def recommend(
@@ -136,6 +186,7 @@ class Recommender:
         return self._rank(histories, t_now, k, filter_seen)
 
     def _rank(self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str) -> Ranking:
+        _refuse_fork(self.device)
         check_choice("filter_seen", filter_seen, FILTERS)
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k must be a whole number from 1, got {k!r}")
@@ -185,6 +236,7 @@ class Recommender:
 def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
     times, offsets, moments = (torch.from_numpy(x) for x in (histories.times, histories.offsets, t_now))
     check_event_values(times, None, offsets, moments, allow_past=True)
+    check_order(times, None, offsets)
 
 
 def _refuse_past(users: list[int | str], histories: Histories, t_now: npt.NDArray[np.int64]) -> None:

@@ -3,7 +3,7 @@
     RUN/checkpoints/epoch0003-step00000120/
         model/                 weights and config, as `save_pretrained` writes them
         optimizer.safetensors  AdamW's moments as "parameter/moment"
-        state.json             how far the run is, and its learning rates
+        state.json             how far the run is, its learning rates, and the SHA-256 of the files above
     RUN/best/                  the model with the best validation so far; after a refit, the refitted one
 
 A checkpoint is written under another name, flushed to disk, and renamed; the two latest are kept. There is no random
@@ -12,26 +12,45 @@ state in it: everything random in a run is seeded from the step (see `trope.trai
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
+import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trope.atomic import atomic_folder
+from trope.data.folder import sha256_of
 from trope.models.recommender import SequentialRecommender
-from trope.runs import BEST, CHECKPOINTS, MODEL, OPTIMIZER, STATE
+from trope.models.tensors import read_tensors, write_tensors
+from trope.runs import (
+    BEST,
+    CHECKPOINTS,
+    METRICS,
+    MODEL,
+    MODEL_CONFIG,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    changed_settings,
+    check_kinds,
+    ranks_path,
+    read_json,
+    seal,
+    write_json,
+)  # fmt: skip
 from trope.train.optimizer import set_learning_rates
 
-FORMAT = 1
+FORMAT = 2
+OLDER_FORMAT = 1  # without checksums
 KEEP = 2
 _NAME = re.compile(r"epoch(\d+)-step(\d+)")
+_MODEL_CONFIG = f"{MODEL}/{MODEL_CONFIG}"
 
 
 @dataclass
@@ -78,9 +97,11 @@ class Checkpoints:
         if not target.exists():
             with atomic_folder(target) as partial:
                 model.save_pretrained(partial / MODEL)
-                save_file(_optimizer_tensors(model, optimizer), partial / OPTIMIZER)
-                content = {"format": FORMAT, **asdict(state)}
-                (partial / STATE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+                files = {
+                    OPTIMIZER: write_tensors(_optimizer_tensors(model, optimizer), partial / OPTIMIZER),
+                    _MODEL_CONFIG: sha256_of(partial / _MODEL_CONFIG),  # which has the SHA-256 of the weights
+                }
+                write_json(partial / STATE, seal({"format": FORMAT, **asdict(state), "files": files}))
         self.publish_best(model, state)
         for old in self._all()[:-KEEP]:
             shutil.rmtree(old)
@@ -88,7 +109,7 @@ class Checkpoints:
     def publish_best(self, model: SequentialRecommender, state: TrainState) -> None:
         """Write RUN/best if `model` is it; done again on resume, in case the run was killed right before."""
         if state.is_best:
-            model.save_pretrained(self.run / BEST)
+            publish(model, self.run)
 
     def latest(self) -> Path | None:
         """The latest checkpoint."""
@@ -97,7 +118,7 @@ class Checkpoints:
 
     def tidy(self) -> None:
         """Remove what a killed process left unfinished."""
-        leftovers = [*self.folder.glob(".*.partial-*"), *self.run.glob(f".{BEST}.*")]
+        leftovers = [*self.folder.glob(".*.partial-*"), *self.run.glob(f".{BEST}.*"), *self.run.glob(f"..{BEST}.*")]
         for path in leftovers:
             shutil.rmtree(path)
 
@@ -106,53 +127,96 @@ class Checkpoints:
         return [path for *_, path in sorted((int(m[1]), int(m[2]), path) for m, path in matches if m)]
 
 
+def publish(model: SequentialRecommender, run: Path) -> None:
+    """Write RUN/best. Metrics and ranks of another model are removed first, so that a kill leaves no wrong ones."""
+    best, draft = run / BEST, run / f".{BEST}.draft"
+    model.save_pretrained(draft)
+    try:
+        # The configs have the SHA-256 of the weights: only where they agree is there something to read.
+        is_there = all((best / name).is_file() for name in (MODEL_CONFIG, WEIGHTS))
+        if is_there and all(sha256_of(draft / name) == sha256_of(best / name) for name in (MODEL_CONFIG, WEIGHTS)):
+            return
+        for stale in (run / METRICS, ranks_path(run, "test"), ranks_path(run, "valid")):
+            stale.unlink(missing_ok=True)
+        with atomic_folder(best) as partial:
+            for file in draft.iterdir():
+                file.rename(partial / file.name)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def written_into(run: Path) -> Iterator[None]:
+    """A disk that fills up, or fails, while a run writes: the error names the checkpoint to go on from."""
+    try:
+        yield
+    except OSError as error:
+        latest = Checkpoints(run).latest()
+        kept = f"the last good checkpoint is {latest}" if latest else "there was no checkpoint yet"
+        raise OSError(f"{run} could not be written: {error}; {kept}. Make room and go on with --resume") from error
+
+
 def load(path: Path, model: SequentialRecommender, optimizer: torch.optim.Optimizer) -> TrainState:
     """Fill model and optimiser from a checkpoint; returns how far the run was."""
-    state = _read_state(path)
+    state, files = _read_state(path)
+    config = path / _MODEL_CONFIG
+    if files and not (config.is_file() and sha256_of(config) == files[_MODEL_CONFIG]):
+        raise ValueError(f"{config} is missing, damaged, or of another checkpoint; {_advice(path)}")
     stored = SequentialRecommender.from_pretrained(path / MODEL)
     if stored.num_items != model.num_items:
         raise ValueError(
             f"the checkpoint {path} knows {stored.num_items:,} items, the data have {model.num_items:,}; "
             "resume with the data it was trained on, or start a new run"
         )
-    try:
-        model.load_state_dict(stored.state_dict())
-    except RuntimeError as error:
-        raise ValueError(f"the checkpoint {path} is of another model: {error}; start a new run") from None
-    _fill_optimizer(path / OPTIMIZER, model, optimizer)
+    if changed := changed_settings(stored.config, model.config):
+        raise ValueError(f"the checkpoint {path} is of another model: {'; '.join(changed)}; start a new run")
+    model.load_state_dict(stored.state_dict())
+    _fill_optimizer(path / OPTIMIZER, files.get(OPTIMIZER), model, optimizer)
+    if state.step and not any(optimizer.state.values()):
+        raise ValueError(f"{path / OPTIMIZER} is empty although {state.step:,} steps were done; {_advice(path)}")
     if len(state.learning_rates) != len(optimizer.param_groups):
         raise ValueError(f"{path / STATE} has {len(state.learning_rates)} learning rates; {_advice(path)}")
     set_learning_rates(optimizer, state.learning_rates)
     return state
 
 
-def _read_state(path: Path) -> TrainState:
+def _read_state(path: Path) -> tuple[TrainState, dict[str, str]]:
+    """state.json, checked, and the SHA-256 of the files that it names; {} where an older version wrote it."""
+    file, kinds = path / STATE, typing.get_type_hints(TrainState)
     try:
-        content: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
-        found = content.pop("format")
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path / STATE} is missing or damaged: {error}; {_advice(path)}") from None
-    if found != FORMAT:
-        raise ValueError(f"{path / STATE} has format {found!r}, this version of trope reads {FORMAT}; {_advice(path)}")
-    try:
-        return TrainState(**content)
-    except TypeError as error:
-        raise ValueError(f"{path / STATE} is foreign or damaged: {error}; {_advice(path)}") from None
+        content = read_json(file, {}, _advice(path))
+    except OSError as error:
+        raise ValueError(f"{file} is missing or damaged: {error.strerror}; {_advice(path)}") from None
+    found, files = content.pop("format", None), content.pop("files", {})
+    if found not in (FORMAT, OLDER_FORMAT):
+        raise ValueError(f"{file} has format {found!r}, this version of trope reads {FORMAT}; {_advice(path)}")
+    check_kinds(file, content, kinds, _advice(path))
+    if unknown := content.keys() - kinds.keys():
+        raise ValueError(f"{file} is damaged or foreign: it has {sorted(unknown)}; {_advice(path)}")
+    if not all(rate > 0 for rate in content["learning_rates"]):
+        raise ValueError(f"{file} has learning rates {content['learning_rates']}; {_advice(path)}")
+    if found == FORMAT:
+        check_kinds(file, {"files": files}, {"files": dict[str, str]}, _advice(path))
+        if files.keys() != {OPTIMIZER, _MODEL_CONFIG}:
+            raise ValueError(f"{file} is damaged or foreign: it has files {sorted(files)}; {_advice(path)}")
+    return TrainState(**content), files
 
 
 def _optimizer_tensors(model: SequentialRecommender, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's state by parameter name; positions in a list would not survive a change of the model's code."""
     return {
-        f"{name}/{moment}": value.detach().cpu().contiguous()
+        f"{name}/{moment}": value
         for name, parameter in model.named_parameters()
         for moment, value in optimizer.state.get(parameter, {}).items()
     }
 
 
-def _fill_optimizer(path: Path, model: SequentialRecommender, optimizer: torch.optim.Optimizer) -> None:
+def _fill_optimizer(
+    path: Path, sha256: str | None, model: SequentialRecommender, optimizer: torch.optim.Optimizer
+) -> None:
     try:
-        tensors = load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
+        tensors = read_tensors(path, sha256)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"cannot read {path}: {error}; {_advice(path.parent)}") from None
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import distributed as dist
 
+from trope.environment import choose_device
+
 
 @dataclass(frozen=True)
 class Group:
@@ -53,19 +55,6 @@ class Group:
     def wait(self) -> None:
         """Until every process is here."""
         self.largest(0)
-
-
-def choose_device(device: str) -> torch.device:
-    """The device by name; auto takes a GPU where there is one."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device must be auto, cpu, cuda or such as cuda:1, got {device!r}") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but torch finds no GPU; take --device cpu")
-    return chosen
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import types
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, TextIO
 
 from tqdm.auto import tqdm
 
-from trope.runs import LOG, TENSORBOARD, write_text
+from trope.runs import LOG, TENSORBOARD, log_row, write_text
 from trope.train.checkpoint import TrainState
 
 
@@ -75,14 +74,9 @@ class RunLog:
 
 
 def _lines_until(path: Path, state: TrainState) -> list[str]:
-    """The lines that the run as resumed has behind it; a line cut short by a kill is none."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        with contextlib.suppress(json.JSONDecodeError):
-            row = json.loads(line)
-            if row["step"] <= state.step and row["epoch"] <= state.epoch:
-                kept.append(line)
-    return kept
+    """The lines that the run as resumed has behind it; a line that was cut short or damaged is dropped."""
+    rows = [(line, log_row(line)) for line in path.read_bytes().splitlines(keepends=True)]
+    return [line.decode() for line, row in rows if row and row["step"] <= state.step and row["epoch"] <= state.epoch]
 
 
 def _tensorboard(folder: Path, step: int) -> Any:

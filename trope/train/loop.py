@@ -11,11 +11,8 @@ on a GPU for the HSTU models, whose kernels all add in a fixed order.
 from __future__ import annotations
 
 import signal
-import threading
 import time
-import types
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +27,15 @@ from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
 from trope.evaluate.evaluation import evaluate
 from trope.models.recommender import SequentialRecommender
-from trope.runs import BEST, METRICS, REFIT, open_run, write_json
+from trope.runs import BEST, METRICS, REFIT, RunLock, open_run, seal, write_json
 from trope.train import checkpoint
-from trope.train.checkpoint import Checkpoints, TrainState
+from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
 from trope.train.divergence import DivergenceGuard
 from trope.train.fused import FusedStep
 from trope.train.log import RunLog
 from trope.train.optimizer import make_optimizer, set_learning_rates
+from trope.train.process import StopRequest, matmul_precision, reproducible, stop_signals
 from trope.train.step import Feed, Objective, seed_for
 
 LOG_EVERY = 50
@@ -73,11 +71,13 @@ def train(
     Raises:
         Interrupted: on SIGINT or SIGTERM, after saving.
         trope.train.divergence.Diverged: at a loss or gradient that is not finite; the last checkpoint is from before.
+        BlockingIOError: if another process trains into `out`.
+        OSError: if the folder cannot be written, as when the disk is full.
     """
-    with process_group(device) as group, _reproducible(group.device), _stop_signals() as stop:
+    with process_group(device) as group, reproducible(group.device), stop_signals() as stop, RunLock() as lock:
         run, config = Path(out), config.resolved
         all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
-        trainer = Trainer(data, config, run, group, resume)
+        trainer = Trainer(data, config, run, group, resume, None, lock)
         trainer.run(stop, checkpoint_seconds, progress)
         chosen, seconds = trainer.state, trainer.state.seconds
         del trainer  # its data, graphs and moments
@@ -110,6 +110,7 @@ class Trainer:
         resume: whether it may hold a run already.
         factors: None to validate after each epoch and see; or the learning rates of all epochs, over those of the
             config, that a training with validation has settled (`train.refit`).
+        lock: of the run, to take before anything in its folder is read.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Trainer:
         group: Group,
         resume: bool,
         factors: Sequence[float] | None = None,
+        lock: RunLock | None = None,
     ) -> None:
         self.config, self.run_folder, self.group, self.factors = config, run, group, factors
         if factors is None and not len(data.eval_users("valid")):
@@ -135,7 +137,7 @@ class Trainer:
         )
         # Only now, when everything could be made of this config, does a folder appear.
         if group.is_first and factors is None:
-            open_run(run, data, config, resume)
+            open_run(run, data, config, resume, lock)
         group.wait()
         self.checkpoints = Checkpoints(run)
         latest = self.checkpoints.latest()
@@ -152,7 +154,8 @@ class Trainer:
         group.wait()  # everyone has read the checkpoint before the first process may remove it
         if group.is_first:
             self.checkpoints.tidy()
-            self.checkpoints.publish_best(self.model, self.state)
+            if not (run / REFIT).is_dir():  # else RUN/best may be the refitted model already
+                self.checkpoints.publish_best(self.model, self.state)
 
     @property
     def total_steps(self) -> int:
@@ -177,7 +180,10 @@ class Trainer:
         """Train to the end."""
         if self.group.is_first:
             self.run_folder.mkdir(exist_ok=True)
-        with RunLog(self.run_folder, self.state, self.total_steps, progress, active=self.group.is_first) as log:
+        with (
+            written_into(self.run_folder),
+            RunLog(self.run_folder, self.state, self.total_steps, progress, active=self.group.is_first) as log,
+        ):
             self._run(log, stop, checkpoint_seconds)
 
     def _run(self, log: RunLog, stop: StopRequest, checkpoint_seconds: float) -> None:
@@ -204,7 +210,7 @@ class Trainer:
         """One optimiser step; returns the global batch's loss and its gradient's norm, still on the device."""
         state, train, group = self.state, self.config.train, self.group
         if self.fused is not None:
-            with _matmul_precision("high" if self._is_bf16 else "highest"):
+            with matmul_precision("high" if self._is_bf16 else "highest"):
                 loss, norm = self.fused(state.epoch, state.index, state.step)
             state.step += 1
             state.index += 1
@@ -212,7 +218,7 @@ class Trainer:
         torch.manual_seed(seed_for(train.seed, "dropout", state.step, group.rank))
         work = self.feed(state.epoch, state.index, state.step)
         self.optimizer.zero_grad(set_to_none=True)
-        with _matmul_precision("high" if self._is_bf16 else "highest"):
+        with matmul_precision("high" if self._is_bf16 else "highest"):
             with torch.autocast(group.device.type, torch.bfloat16, enabled=self._is_bf16):
                 loss = self.objective(work)
             # DDP takes the mean of the processes' gradients; each has a part of the global mean: the sum is wanted.
@@ -256,7 +262,8 @@ class Trainer:
     def publish(self, run: Path) -> None:
         """Make the model as it is now that of a run."""
         if self.group.is_first:
-            self.model.save_pretrained(run / BEST)
+            with written_into(self.run_folder):
+                checkpoint.publish(self.model, run)
 
     def _follow_factors(self) -> None:
         """Where learning rates are settled, take that of the epoch to come."""
@@ -326,71 +333,12 @@ def score_test(
         "data": data.describe(),
     }
     if group.is_first:
-        saved_ranks.save(run, result, saved_ranks.About.of(data, "test", config))
-        write_json(run / METRICS, summary)
+        with written_into(run):
+            saved_ranks.save(run, result, saved_ranks.About.of(data, "test", config))
+            write_json(run / METRICS, seal(summary))
     return summary
 
 
 def is_fused(config: Config, group: Group) -> bool:
     """Whether steps are fused into one launch: on one GPU, and not against the whole catalogue."""
     return group.device.type == "cuda" and group.size == 1 and config.train.loss == "sampled"
-
-
-class StopRequest:
-    """The signal that asked to stop, 0 while none has."""
-
-    signum = 0
-
-
-@contextmanager
-def _stop_signals() -> Iterator[StopRequest]:
-    """SIGINT and SIGTERM as a request; the second one acts at once, as it would without us."""
-    stop = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may set handlers
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def ask(signum: int, frame: types.FrameType | None) -> None:
-        stop.signum = signum
-        restore()
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield stop
-    finally:
-        restore()
-
-
-@contextmanager
-def _matmul_precision(name: str) -> Iterator[None]:
-    """How products of float32 are formed inside; "high" is TF32, for those that autocast leaves in float32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(name)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def _reproducible(device: torch.device) -> Iterator[None]:
-    """Seed as we like inside, and on a CPU add in a fixed order; the caller's random numbers and settings stay."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic  # torch's stubs do not know the attribute
-    fill = memory.fill_uninitialized_memory
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        if device.type == "cpu":
-            # Without it, several threads add up gradients of repeated rows as they come.
-            torch.use_deterministic_algorithms(True)
-            memory.fill_uninitialized_memory = False  # a help in tests, a pass over memory here
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            memory.fill_uninitialized_memory = fill

@@ -20,6 +20,18 @@ ROW_BITS = 40
 UNREADABLE = "line cannot be split into its fields"
 
 
+# What engines say where the disk or a quota is full, or a file may not grow.
+_FULL = ("No space left", "Disk quota exceeded", "File too large", "max_temp_directory_size")
+
+
+def no_space(error: Exception) -> str | None:
+    """The line for an engine's error if the disk is full, else None."""
+    said = str(error).strip()
+    if not any(sign in said for sign in _FULL):
+        return None
+    return f"no space left for intermediate tables: {said.splitlines()[0]}; free some disk and run again"
+
+
 @dataclass(frozen=True)
 class BadRow:
     """An event that cannot be used: its file, its row (from 1, as an editor counts) and the reason."""

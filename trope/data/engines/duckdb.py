@@ -5,17 +5,21 @@ Intermediate tables live in a database file in the work folder, where DuckDB com
 
 from __future__ import annotations
 
+import re
 from itertools import count
 from pathlib import Path
 
 import duckdb
 import ibis
+import ibis.expr.datatypes as dt
 import ibis.expr.types as ir
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents
+from trope.data.dates import microseconds
+from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents, no_space
+from trope.data.sources import parquet
 from trope.data.sources.description import Lookup, Source
+from trope.data.sources.text import check_text
 
 # Most of a laptop's 8 GB; the process needs some beside DuckDB's own limit.
 _MEMORY = "5GB"
@@ -30,7 +34,10 @@ class DuckDB:
     def __init__(self, work: Path, threads: int | None = None, memory: str | None = None) -> None:
         self.label = f"duckdb {duckdb.__version__}"
         self._numbers = count()
-        self._connection = ibis.duckdb.connect(work / "work.duckdb")
+        try:
+            self._connection = ibis.duckdb.connect(work / "work.duckdb")
+        except duckdb.Error as error:
+            raise ValueError(no_space(error) or f"DuckDB cannot make a file for its tables: {error}") from None
         self._run("SET TimeZone = 'UTC'")
         # Keep count of a query's progress for `share_done`, but draw no bar of DuckDB's own.
         self._run("SET enable_progress_bar = true")
@@ -48,7 +55,7 @@ class DuckDB:
         self._connection.disconnect()
 
     def errors(self) -> tuple[type[Exception], ...]:
-        return (duckdb.Error,)
+        return (duckdb.Error, MemoryError)
 
     def share_done(self) -> float | None:
         percent = self._connection.con.query_progress()
@@ -63,81 +70,112 @@ class DuckDB:
         return self._read_parquet(source) if source.kind == "parquet" else self._read_text(source)
 
     def read_lookup(self, lookup: Lookup) -> ir.Table:
-        return self._connection.read_parquet(lookup.path)
+        name = f"lookup_{next(self._numbers)}"
+        self._run(f"CREATE VIEW {name} AS FROM read_parquet({_listed((lookup.path,))}, hive_partitioning = false)")
+        return self._connection.table(name)
 
     def _read_parquet(self, source: Source) -> RawEvents:
-        time = _identifier(source.columns.time)
-        kind = pq.read_schema(source.files[0]).field(source.columns.time).type
-        iso = source.time_unit == "iso" and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
-        chosen = {role: _identifier(column) for role, column in source.columns.used().items()}
-        if iso:
-            chosen["written"], time = time, _date_of(time)
+        schema = parquet.schema(source.files[0])
+        kind = schema.field(source.columns.time).type
+        dates = source.time_unit == "iso" and (parquet.is_text(kind) or bool(source.time_format))
+        temporal = pa.types.is_temporal(kind) and not dates
+        if source.by_file:
+            scans = [self._parquet_scan(source, n, 1, parquet.schema(f)) for n, f in enumerate(source.files)]
+        else:
+            scans = [self._parquet_scan(source, 0, len(source.files), schema)]
+        table = self._connection.sql(" UNION ALL ".join(scans))
+        if dates:
+            table = _dated(table, source)
+        return RawEvents(table, "us" if dates or temporal else source.time_unit)
+
+    def _parquet_scan(self, source: Source, first: int, files: int, schema: pa.Schema) -> str:
+        """A query of some files' events. Columns go by position: names may clash with each other or with DuckDB's."""
+        chosen = {role: f"c{schema.names.index(column)}" for role, column in source.columns.used().items()}
+        if source.by_file:
+            narrow = [
+                role for role, column in source.columns.used().items() if parquet.is_narrow(schema.field(column).type)
+            ]
+            chosen |= {role: f"{chosen[role]}::BIGINT" for role in narrow}
+        kind = schema.field(source.columns.time).type
+        if source.time_format:
+            chosen["time"] = f"{chosen['time']}::VARCHAR"
         elif pa.types.is_temporal(kind):
             # epoch_us rounds nanoseconds, Spark truncates them; neither may depend on the engine.
             nanos = pa.types.is_timestamp(kind) and kind.unit == "ns"
-            time = f"epoch_ns({time}) // 1000" if nanos else f"epoch_us({time})"
-        chosen["time"] = time
+            chosen["time"] = f"epoch_ns({chosen['time']}) // 1000" if nanos else f"epoch_us({chosen['time']})"
         columns = ", ".join(f"{expression} AS {role}" for role, expression in chosen.items())
-        table = self._connection.sql(
-            f"SELECT {columns}, (file_index::BIGINT << {ROW_BITS}) + file_row_number AS place "
-            f"FROM read_parquet({_listed(source)})"
+        return (
+            f"SELECT {columns}, ((scan.file_index::BIGINT + {first}) << {ROW_BITS}) + scan.file_row_number AS place "
+            f"FROM read_parquet({_listed(source.files[first : first + files])}, hive_partitioning = false) "
+            f"AS scan({', '.join(f'c{place}' for place in range(len(schema.names)))})"
         )
-        return RawEvents(table, "us" if iso or pa.types.is_temporal(kind) else source.time_unit)
 
     def _read_text(self, source: Source) -> RawEvents:
         """Load text files into a table: its row numbers are the rows' order, which a CSV scan alone does not give."""
+        check_text(source)
         self._run("SET preserve_insertion_order = true")
         name = f"text_{next(self._numbers)}"
-        scan = self._csv_scan(source) if source.kind == "csv" else self._json_scan(source)
-        columns = ", ".join(f"{_identifier(c)} AS {role}" for role, c in source.columns.used().items())
-        self._run(f"CREATE TABLE {name} AS SELECT {columns}, file_index AS file FROM {scan}")
-        rejected = self._rejected() if source.kind == "csv" else []
-        iso = source.time_unit == "iso"
-        replaced = f"REPLACE ({_date_of('time')} AS time), time AS written" if iso else ""
+        scan, chosen = self._csv_scan(source) if source.kind == "csv" else self._json_scan(source)
+        columns = ", ".join(f"scan.{column} AS {role}" for role, column in chosen.items())
+        self._run(f"CREATE TABLE {name} AS SELECT {columns}, scan.file_index AS file FROM {scan}")
+        rejected = self._rejected(source) if source.kind == "csv" else []
         first = f"(SELECT file, min(rowid) AS first FROM {name} GROUP BY file)"
         table = self._connection.sql(
-            f"SELECT t.* EXCLUDE (file) {replaced}, "
+            "SELECT t.* EXCLUDE (file), "
             f"(t.file::BIGINT << {ROW_BITS}) + t.rowid - f.first AS place FROM {name} t JOIN {first} f USING (file)"
         )
-        return RawEvents(table, "us" if iso else source.time_unit, rejected, renumber=True)
+        if source.time_unit == "iso":
+            return RawEvents(_dated(table, source), "us", rejected, renumber=True)
+        return RawEvents(table, source.time_unit, rejected, renumber=True)
 
-    def _csv_scan(self, source: Source) -> str:
-        fields = ", ".join(f"{_quoted(field)}: 'VARCHAR'" for field in source.fields)
-        return (
-            f"read_csv({_listed(source)}, auto_detect = false, header = {source.header}, columns = {{{fields}}}, "
+    def _csv_scan(self, source: Source) -> tuple[str, dict[str, str]]:
+        """A scan of CSV files, and its column of each role. Columns go by position, as in `_parquet_scan`."""
+        fields = ", ".join(f"c{place}: 'VARCHAR'" for place in range(len(source.fields)))
+        scan = (
+            f"read_csv({_listed(source.files)}, auto_detect = false, header = {source.header}, columns = {{{fields}}}, "
             f"delim = {_quoted(source.delimiter)}, quote = {_quoted(source.quote)}, escape = {_quoted(source.quote)}, "
-            "store_rejects = true)"
+            "hive_partitioning = false, store_rejects = true) AS scan"
         )
+        return scan, {role: f"c{source.fields.index(column)}" for role, column in source.columns.used().items()}
 
-    def _json_scan(self, source: Source) -> str:
-        # A line that is no JSON becomes a row of nulls, which validation reports.
-        fields = ", ".join(f"{_quoted(column)}: 'VARCHAR'" for column in source.columns.used().values())
-        return (
-            f"read_json({_listed(source)}, format = 'newline_delimited', columns = {{{fields}}}, ignore_errors = true)"
+    def _json_scan(self, source: Source) -> tuple[str, dict[str, str]]:
+        """A scan of JSON lines, and its column of each role. A line that is no JSON becomes a row of nulls."""
+        names = list(dict.fromkeys(source.columns.used().values()))
+        fields = ", ".join(f"{_quoted(name)}: 'VARCHAR'" for name in names)
+        scan = (
+            f"read_json({_listed(source.files)}, format = 'newline_delimited', records = true, columns = {{{fields}}}, "
+            "hive_partitioning = false, ignore_errors = true) "
+            f"AS scan({', '.join(f'c{place}' for place in range(len(names)))})"
         )
+        return scan, {role: f"c{names.index(column)}" for role, column in source.columns.used().items()}
 
-    def _rejected(self) -> list[BadRow]:
+    def _rejected(self, source: Source) -> list[BadRow]:
         rows = self._run(
             "SELECT DISTINCT file_path, line FROM reject_errors JOIN reject_scans USING (scan_id, file_id) "
             "ORDER BY file_path, line"
         ).fetchall()
-        return [BadRow(Path(path).name, line, UNREADABLE) for path, line in rows]
+        labels = dict(zip(map(str, source.files), source.labels, strict=True))
+        return [BadRow(labels[path], line, UNREADABLE) for path, line in rows]
 
     def _run(self, sql: str) -> duckdb.DuckDBPyConnection:
         return self._connection.raw_sql(sql)
+
+
+@ibis.udf.scalar.builtin(signature=((dt.Timestamp(timezone="UTC"),), dt.int64))
+def epoch_us(moment):  # type: ignore[no-untyped-def]
+    """DuckDB's own function."""
+
+
+def _dated(table: ir.Table, source: Source) -> ir.Table:
+    """The table with `time` in microseconds, and its text as `written`."""
+    time = microseconds(table.time, source.time_format, "\\", lambda iso: epoch_us(iso.try_cast("timestamp('UTC')")))
+    return table.mutate(written=table.time, time=time)
 
 
 def _quoted(value: object) -> str:
     return "'" + str(value).replace("'", "''") + "'"
 
 
-def _date_of(text: str) -> str:
-    return f"epoch_us(TRY_CAST({text} AS TIMESTAMPTZ))"
-
-
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _listed(source: Source) -> str:
-    return "[" + ", ".join(_quoted(file) for file in source.files) + "]"
+def _listed(files: tuple[Path, ...]) -> str:
+    """The files as a list that DuckDB takes literally: a glob's characters stand for themselves in brackets."""
+    return "[" + ", ".join(_quoted(re.sub(r"([*?\[])", r"[\1]", str(file))) for file in files) + "]"

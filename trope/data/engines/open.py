@@ -36,6 +36,11 @@ def open_engine(
         duckdb = DuckDB(work, threads, memory)
         try:
             yield duckdb
+        except RuntimeError as error:
+            # Ctrl-C in the middle of a query: DuckDB stops it and raises this.
+            if "Query interrupted" in str(error):
+                raise KeyboardInterrupt from None
+            raise
         finally:
             duckdb.close()
     else:

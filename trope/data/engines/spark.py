@@ -6,18 +6,22 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import ibis
+import ibis.expr.datatypes as dt
 import ibis.expr.types as ir
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pyspark
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructField, StructType
 from pyspark.storagelevel import StorageLevel
 
+from trope.data.dates import microseconds
 from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents
+from trope.data.sources import parquet
 from trope.data.sources.description import Lookup, Source
+from trope.data.sources.text import check_text
 
 _BROKEN = "_broken"
 
@@ -44,6 +48,8 @@ class Spark:
             # Times of day without a zone are UTC on every engine; nanoseconds are otherwise unreadable.
             .config("spark.sql.parquet.inferTimestampNTZ.enabled", "true")
             .config("spark.sql.legacy.parquet.nanosAsLong", "true")
+            # As Parquet has it: columns may differ only in case.
+            .config("spark.sql.caseSensitive", "true")
             .config("spark.sql.execution.arrow.pyspark.enabled", "true")
             .getOrCreate()
         )
@@ -58,7 +64,7 @@ class Spark:
             self._session.stop()
 
     def errors(self) -> tuple[type[Exception], ...]:
-        return (PySparkException, Py4JError)
+        return (PySparkException, Py4JError, MemoryError)
 
     def share_done(self) -> float | None:
         return None
@@ -69,53 +75,70 @@ class Spark:
         return kept
 
     def read(self, source: Source) -> RawEvents:
+        hidden = [file.name for file in source.files if file.name.startswith(("_", "."))]
+        if hidden:
+            raise ValueError(
+                f"Spark leaves out files whose names begin with _ or a dot: rename {hidden[0]}, or use --engine duckdb"
+            )
         return self._read_parquet(source) if source.kind == "parquet" else self._read_text(source)
 
     def read_lookup(self, lookup: Lookup) -> ir.Table:
-        return self._table(self._session.read.parquet(str(lookup.path)))
+        return self._table(self._reader().parquet(str(lookup.path)))
 
     def _read_parquet(self, source: Source) -> RawEvents:
-        frame = self._session.read.parquet(*map(str, source.files))
-        kind = pq.read_schema(source.files[0]).field(source.columns.time).type
-        chosen = {role: F.col(f"`{column}`") for role, column in source.columns.used().items()}
-        iso = source.time_unit == "iso" and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
-        if iso:
-            chosen["written"], chosen["time"] = chosen["time"], _date_of(source.columns.time)
+        schema = self._reader().parquet(str(source.files[0])).schema
+        used = source.columns.used()
+        if source.by_file:  # integers of several widths: all fit into the widest
+            narrow = (ByteType, ShortType, IntegerType)
+            schema = StructType(
+                [StructField(f.name, LongType()) if isinstance(f.dataType, narrow) else f for f in schema]
+            )
+        schema = StructType([schema[column] for column in dict.fromkeys(used.values())])
+        frame = self._reader().schema(schema).parquet(*map(str, source.files))
+        kind = parquet.schema(source.files[0]).field(source.columns.time).type
+        chosen = {role: _column(column) for role, column in used.items()}
+        dates = source.time_unit == "iso" and (parquet.is_text(kind) or bool(source.time_format))
+        if source.time_format:
+            chosen["time"] = chosen["time"].cast("string")
         elif pa.types.is_timestamp(kind) and kind.unit == "ns":
-            chosen["time"] = F.expr(f"`{source.columns.time}` div 1000")
+            chosen["time"] = F.expr(f"{_identifier(source.columns.time)} div 1000")
         elif pa.types.is_temporal(kind):
             chosen["time"] = F.unix_micros(chosen["time"].cast("timestamp"))
-        files = self._file_numbers(frame.select(F.col("_metadata.file_path").alias("path")).distinct(), source)
+        metadata = frame.metadataColumn("_metadata")
+        files = self._file_numbers(frame.select(metadata["file_path"].alias("path")).distinct(), source)
         frame = frame.select(
             *(column.alias(role) for role, column in chosen.items()),
-            F.col("_metadata.file_path").alias("path"),
-            F.col("_metadata.row_index").alias("row"),
+            metadata["file_path"].alias("path"),
+            metadata["row_index"].alias("row"),
         ).join(F.broadcast(files), "path")
         frame = frame.withColumn("place", _place(F.col("file"), F.col("row"))).drop("path", "file", "row")
-        return RawEvents(self._table(frame), "us" if iso or pa.types.is_temporal(kind) else source.time_unit)
+        table = _dated(self._table(frame), source) if dates else self._table(frame)
+        temporal = pa.types.is_temporal(kind) and not source.time_format
+        return RawEvents(table, "us" if dates or temporal else source.time_unit)
 
     def _read_text(self, source: Source) -> RawEvents:
-        frame = self._csv(source) if source.kind == "csv" else self._json(source)
+        multiline = check_text(source, strict=True)
+        frame, used = self._csv(source, multiline) if source.kind == "csv" else self._json(source)
+        metadata = frame.metadataColumn("_metadata")
         frame = frame.select(
             "*",
-            F.col("_metadata.file_path").alias("path"),
-            F.col("_metadata.file_block_start").alias("block"),
+            metadata["file_path"].alias("path"),
+            metadata["file_block_start"].alias("block"),
             F.monotonically_increasing_id().alias("id"),
         ).persist(StorageLevel.MEMORY_AND_DISK)
         frame = frame.join(F.broadcast(self._blocks(frame, source)), ["path", "block"])
         frame = frame.withColumn("place", _place(F.col("file"), F.col("id") - F.col("first")))
         rejected = self._rejected(frame, source) if source.kind == "csv" else []
-        iso = source.time_unit == "iso"
-        chosen = {role: F.col(f"`{column}`") for role, column in source.columns.used().items()}
-        if iso:
-            chosen["written"], chosen["time"] = chosen["time"], _date_of(source.columns.time)
         if source.kind == "csv":
             frame = frame.filter(F.col(_BROKEN).isNull())
-        table = self._table(frame.select(*(column.alias(role) for role, column in chosen.items()), "place"))
-        return RawEvents(table, "us" if iso else source.time_unit, rejected)
+        table = self._table(frame.select(*(F.col(column).alias(role) for role, column in used.items()), "place"))
+        if source.time_unit == "iso":
+            return RawEvents(_dated(table, source), "us", rejected)
+        return RawEvents(table, source.time_unit, rejected)
 
-    def _csv(self, source: Source) -> DataFrame:
-        schema = ", ".join(f"`{field}` string" for field in (*source.fields, _BROKEN))
+    def _csv(self, source: Source, multiline: bool) -> tuple[DataFrame, dict[str, str]]:
+        """The rows of CSV files, and the column of each role. Columns go by position: names may clash with ours."""
+        schema = ", ".join(f"{field} string" for field in (*(f"c{n}" for n in range(len(source.fields))), _BROKEN))
         options: dict[str, bool | str] = {
             "header": source.header,
             "sep": source.delimiter,
@@ -124,12 +147,21 @@ class Spark:
             "mode": "PERMISSIVE",
             "columnNameOfCorruptRecord": _BROKEN,
             "enforceSchema": True,
+            "multiLine": multiline,
         }
-        return self._session.read.options(**options).schema(schema).csv([str(file) for file in source.files])
+        frame = self._reader().options(**options).schema(schema).csv([str(file) for file in source.files])
+        return frame, {role: f"c{source.fields.index(column)}" for role, column in source.columns.used().items()}
 
-    def _json(self, source: Source) -> DataFrame:
-        schema = ", ".join(f"`{column}` string" for column in source.columns.used().values())
-        return self._session.read.schema(schema).json([str(file) for file in source.files])
+    def _json(self, source: Source) -> tuple[DataFrame, dict[str, str]]:
+        names = list(dict.fromkeys(source.columns.used().values()))
+        schema = StructType([StructField(name, StringType()) for name in names])
+        frame = self._reader().schema(schema).json([str(file) for file in source.files])
+        frame = frame.toDF(*(f"c{place}" for place in range(len(names))))
+        return frame, {role: f"c{names.index(column)}" for role, column in source.columns.used().items()}
+
+    def _reader(self) -> DataFrameReader:
+        """A reader that takes paths literally, with the characters of a glob."""
+        return self._session.read.option("__globPaths__", "false")
 
     def _blocks(self, frame: DataFrame, source: Source) -> DataFrame:
         """For every block of every file, the id that row 0 of that file would have had in it.
@@ -153,8 +185,9 @@ class Spark:
 
     def _rejected(self, frame: DataFrame, source: Source) -> list[BadRow]:
         rows = frame.filter(F.col(_BROKEN).isNotNull()).select("file", (F.col("id") - F.col("first")).alias("row"))
+        labels = source.labels
         return [
-            BadRow(source.files[row.file].name, row.row + 1 + source.header_lines, UNREADABLE)
+            BadRow(labels[row.file], row.row + 1 + source.header_lines, UNREADABLE)
             for row in rows.orderBy("file", "row").collect()
         ]
 
@@ -164,8 +197,23 @@ class Spark:
         return self._connection.table(name)
 
 
-def _date_of(column: str) -> Column:
-    return F.unix_micros(F.expr(f"try_cast(`{column}` as timestamp)"))
+@ibis.udf.scalar.builtin(signature=((dt.Timestamp(timezone="UTC"),), dt.int64))
+def unix_micros(moment):  # type: ignore[no-untyped-def]
+    """Spark's own function."""
+
+
+def _dated(table: ir.Table, source: Source) -> ir.Table:
+    """The table with `time` in microseconds, and its text as `written`."""
+    time = microseconds(table.time, source.time_format, "$", lambda iso: unix_micros(iso.try_cast("timestamp('UTC')")))
+    return table.mutate(written=table.time, time=time)
+
+
+def _identifier(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _column(name: str) -> Column:
+    return F.col(_identifier(name))
 
 
 def _place(file: Column, row: Column) -> Column:

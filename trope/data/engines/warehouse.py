@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import ibis
 import ibis.expr.types as ir
 
 from trope.data.engines.base import RawEvents
 from trope.data.sources.description import Lookup, Source
+from trope.data.sources.urls import local_file, redacted, shown
 
 
 class Warehouse:
@@ -18,17 +21,21 @@ class Warehouse:
     """
 
     def __init__(self, url: str) -> None:
+        file = local_file(url)
+        if file is not None and not file.is_file():  # DuckDB and SQLite would make an empty one
+            raise FileNotFoundError(f"no database file at {file}; check the path in {shown(url)}")
         try:
             self._connection = ibis.connect(url)
         except Exception as error:  # each backend has its own; all mean that there is no connection
-            raise ValueError(f"cannot connect to {url.split('@')[-1]}: {error}") from None
+            raise ValueError(f"cannot connect to {shown(url)}: {redacted(error, url)}") from None
         self.label = f"{self._connection.name} {self._connection.version}"
 
     def read(self, source: Source) -> RawEvents:
         try:
             table = self._connection.table(source.table)
         except Exception as error:  # as above
-            raise ValueError(f"no table {source.table!r} in {source.name}: {error}") from None
+            said = redacted(error, source.url)
+            raise ValueError(f"no table {source.table!r} in {source.name}: {said}; name one with --table") from None
         used = source.columns.used()
         for role, column in used.items():
             if column not in table.columns:
@@ -51,7 +58,12 @@ class Warehouse:
         return table.cache()
 
     def errors(self) -> tuple[type[Exception], ...]:
-        return (ibis.common.exceptions.IbisError,)
+        # A driver keeps its errors under one class `Error`, in its module (PEP 249); Ibis passes them on as they are.
+        connection = getattr(self._connection, "con", None)
+        driver = sys.modules.get(type(connection).__module__.partition(".")[0])
+        theirs = getattr(driver, "Error", None)
+        ours = ibis.common.exceptions.IbisError
+        return (ours, theirs) if isinstance(theirs, type) and issubclass(theirs, Exception) else (ours,)
 
     def share_done(self) -> float | None:
         return None

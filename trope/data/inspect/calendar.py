@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.times import DAY, MONDAY, WEEK, YEAR
+from trope.times import DAY, HOUR, MONDAY, WEEK, YEAR
 
 CYCLES = (("hour of day", DAY, 24), ("day of week", WEEK, 7), ("time of year", YEAR, 12))
 PERMUTATIONS = 4
@@ -32,6 +32,7 @@ class CalendarSignal:
     """What the item explains of one cycle's phase, as shares of the phase's entropy beyond chance.
 
     cycles: how often the log goes round; noise: standard deviation of `repeating` under chance
+    is_told: whether the log's times tell the phase at all; see `tells_phase`
     """
 
     name: str
@@ -39,11 +40,12 @@ class CalendarSignal:
     explained: float
     repeating: float
     noise: float
+    is_told: bool = True
 
     @property
     def verdict(self) -> str:
         """One or two words for `repeating`."""
-        if self.cycles < 2:
+        if self.cycles < 2 or not self.is_told:
             return "cannot tell"
         if self.repeating < max(0.001, 4 * self.noise):
             return "none seen"
@@ -60,6 +62,16 @@ def calendar_signals(items: NDArray[np.int64], times: NDArray[np.int64], seed: i
     return [_signal(name, items, times, period, bins, span, rng) for name, period, bins in CYCLES]
 
 
+def tells_phase(times: NDArray[np.int64], period: int, bins: int) -> bool:
+    """Whether times tell the phase of a cycle; a log of plain dates tells no hour of day."""
+    phases = np.unique((times - MONDAY) % period)
+    if len(np.unique(phases * bins // period)) <= 1:
+        return False
+    # Midnights of a zone that changes its clocks are plain dates, too: they are an hour apart.
+    clock_changes = period == DAY and len(phases) == 2 and int(phases[1] - phases[0]) in (HOUR, DAY - HOUR)
+    return not clock_changes
+
+
 def _signal(
     name: str,
     items: NDArray[np.int64],
@@ -72,8 +84,8 @@ def _signal(
     phase = (times - MONDAY) % period * bins // period
     odd = (times - MONDAY) // period % 2 == 1
     entropy = float(np.log(len(phase)) - _xlogx(np.bincount(phase)) / len(phase))
-    if entropy <= 0:
-        return CalendarSignal(name, span / period, 0.0, 0.0, 0.0)
+    if not tells_phase(times, period, bins):
+        return CalendarSignal(name, span / period, 0.0, 0.0, 0.0, is_told=False)
     measured = np.array(_measure(items, phase, odd, bins)) / entropy
     chance = np.array([_measure(items, _shuffle(phase, odd, rng), odd, bins) for _ in range(PERMUTATIONS)]) / entropy
     explained, repeating = np.maximum(measured - chance.mean(axis=0), 0.0)

@@ -55,6 +55,11 @@ class Report:
     ties: float
     signals: list[CalendarSignal]
 
+    @property
+    def has_hours(self) -> bool:
+        """Whether the log has times of day; a log of plain dates has none."""
+        return self.signals[0].is_told
+
     def week(self) -> NDArray[np.int64]:
         """Return events by weekday (Monday first) and hour, [7, 24]."""
         # Hour 0 of the epoch was a Thursday's: 72 hours after Monday.

@@ -12,6 +12,8 @@ from trope.times import say_day, say_roughly
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
+PLAIN_DATES = "the log has plain dates, without a time of day"
+
 
 def percent(share: float) -> str:
     """Return a share with a sensible number of digits, e.g. `12 %`, `0.3 %`."""
@@ -58,7 +60,10 @@ def calendar_findings(report: Report) -> list[str]:
     """Return one sentence per cycle of the calendar, and what follows for the choice of an encoding."""
     sentences = []
     for signal in report.signals:
-        if signal.verdict == "cannot tell":
+        if not signal.is_told:
+            is_day = signal.name == "hour of day"
+            sentence = PLAIN_DATES if is_day else f"all events have the same {signal.name}"
+        elif signal.verdict == "cannot tell":
             sentence = f"the log covers {signal.cycles:.2g} cycles, and a rhythm shows only from two on"
         elif signal.verdict == "none seen":
             sentence = "no item profile that repeats from cycle to cycle"

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TIME_UNITS = ("s", "ms", "us", "ns", "iso")
@@ -52,8 +53,11 @@ class Source:
     name: for messages and `meta.json`.
     kind: `csv`, `json` (one object a line), `parquet` or `table`.
     files: in the order that breaks ties in time. Empty for a table.
-    fields: all columns of a CSV file, in order. header: whether the first line of a CSV file names them.
-    time_unit: one of `TIME_UNITS`; `iso` is for dates as text.
+    folder: set where the source is all files below it.
+    fields: all columns of a CSV file, or of the first Parquet file, in order. header: whether the first line of a CSV
+        file names them. by_file: whether Parquet files must be read one by one (`trope.data.sources.parquet`).
+    time_unit: one of `TIME_UNITS`; `iso` is for dates as text. time_format: how such dates are written
+        (`trope.data.dates`), "" for ISO 8601.
     url, table: an Ibis connection URL and a table there, for kind `table`.
     min_user, min_item: thresholds of the k-core that this dataset is usually filtered with.
     lookup: items to replace, None to keep them.
@@ -65,12 +69,15 @@ class Source:
     kind: str
     columns: Columns
     files: tuple[Path, ...] = ()
+    folder: Path | None = None
     fields: tuple[str, ...] = ()
     header: bool = True
     delimiter: str = ","
     quote: str = '"'
+    by_file: bool = False
     time_unit: str = "s"
-    url: str = ""
+    time_format: str = ""
+    url: str = field(default="", repr=False)  # it may hold a password
     table: str = ""
     min_user: int = 5
     min_item: int = 5
@@ -87,6 +94,15 @@ class Source:
     def header_lines(self) -> int:
         """Number of lines before the first event of each file."""
         return int(self.kind == "csv" and self.header)
+
+    @property
+    def labels(self) -> list[str]:
+        """The files' names for messages, with their folders where two files have one name."""
+        names = [file.name for file in self.files]
+        if len(set(names)) == len(names):
+            return names
+        top = Path(os.path.commonpath(self.files))
+        return [str(file.relative_to(top)) for file in self.files]
 
     @property
     def row_word(self) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import glob
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from trope.data.dates import check_format
+from trope.data.sources import parquet
 from trope.data.sources.description import TIME_UNITS, Columns, Source
+from trope.data.sources.text import header
 
 _SUFFIXES = {
     ".csv": "csv",
@@ -25,44 +24,36 @@ _SUFFIXES = {
     ".json": "json",
 }
 _COMPRESSED = (".gz", ".zst")
-_HEADER_BYTES = 1 << 20
+# What a first line that is one field may be separated by instead.
+_DELIMITERS = (";", "\t", "|", ",")
 
 
 def find_files(path: str) -> tuple[Path, ...]:
-    """The data files that a file, a folder or a glob names, sorted by name."""
+    """The data files that a file, a folder or a glob names, sorted by name. A path that exists is no glob."""
     where = Path(path)
+    if where.is_file():
+        return (where.absolute(),)
     if where.is_dir():
         # Other tools leave hidden and underscored files beside data, and one .json is rarely a log.
         found = [file for file in where.rglob("*") if file.is_file() and kind_of(file) and file.suffix != ".json"]
         found = [file for file in found if not file.name.startswith((".", "_"))]
         if not found:
             raise FileNotFoundError(f"no CSV, TSV, JSON lines or Parquet file in folder {path}")
-    elif where.is_file():
-        found = [where]
     else:
         found = [Path(name) for name in glob.glob(path, recursive=True) if Path(name).is_file()]
         if not found:
             raise FileNotFoundError(f"no file at {path}")
-    return tuple(sorted(file.absolute() for file in found))
+    # A link to another of the files, such as latest.csv, would count its events twice: the file itself comes first.
+    once: dict[Path, Path] = {}
+    for file in sorted(found, key=lambda file: (file.is_symlink(), file)):
+        once.setdefault(file.resolve(), file.absolute())
+    return tuple(sorted(once.values()))
 
 
 def kind_of(path: Path) -> str | None:
     """`csv`, `json` or `parquet`, by the file's suffix; None for any other suffix."""
     suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED]
     return _SUFFIXES.get(suffixes[-1].lower()) if suffixes else None
-
-
-def first_line(path: Path) -> str:
-    """The first line of a text file, plain or compressed, without its byte-order mark."""
-    try:
-        with pa.input_stream(str(path), compression="detect") as stream:
-            head = stream.read(_HEADER_BYTES)
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"cannot read {path}: {error}; is it truncated or not what its name says?") from None
-    try:
-        return bytes(head).split(b"\n", 1)[0].decode("utf-8-sig").rstrip("\r")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8 text; convert it first, for example with iconv") from None
 
 
 def from_files(name: str, files: tuple[Path, ...], columns: Columns, **options: Any) -> Source:
@@ -76,6 +67,8 @@ def from_files(name: str, files: tuple[Path, ...], columns: Columns, **options: 
         )
     kind = kinds.pop()
     assert kind is not None
+    if kind != "csv" and "delimiter" in options:
+        raise ValueError(f"--delimiter is for CSV files, and {files[0].name} is none")
     if kind == "csv" and "delimiter" not in options:
         options["delimiter"] = "\t" if {".tsv", ".inter"} & set(files[0].suffixes) else ","
     return check_columns(replace(Source(name, kind, columns, files), **options))
@@ -85,42 +78,63 @@ def check_columns(source: Source) -> Source:
     """The source with `fields` filled in; refused if a file lacks a column or has one twice."""
     if source.time_unit not in TIME_UNITS:
         raise ValueError(f"time unit must be one of {', '.join(TIME_UNITS)}, got {source.time_unit!r}")
+    if source.time_format:
+        check_format(source.time_format)
     if source.kind in ("json", "table"):
+        used = set(source.columns.used().values())
+        if source.kind == "json" and len({name.casefold() for name in used}) < len(used):
+            raise ValueError(
+                f"{source.name}: columns {', '.join(sorted(used))}: some differ only in case, which not every engine "
+                "tells apart in JSON; rename one, or convert the log to Parquet"
+            )
         return source
     if source.kind == "parquet":
-        for file in source.files:
-            _check_fields(source, file, _parquet_fields(file))
-        return source
+        schemas = [parquet.schema(file) for file in source.files]
+        for file, found in zip(source.files, schemas, strict=True):
+            _check_fields(source, file, tuple(found.names))
+        return replace(source, fields=tuple(schemas[0].names), by_file=parquet.check_agreement(source, schemas))
     fields = source.fields
     if source.header:
         for file in source.files:
-            found = tuple(next(csv.reader([first_line(file)], delimiter=source.delimiter[0]), []))
-            if not found:
-                what = "is empty" if file.stat().st_size == 0 else "begins with an empty line"
-                raise ValueError(f"{file} {what}; its first line must name the columns")
-            if fields and found != fields:
+            names = header(file, source.delimiter[0])
+            if fields and names != fields:
                 raise ValueError(
-                    f"{file} has columns {', '.join(found)}, but {source.files[0].name} has {', '.join(fields)}; "
+                    f"{file} has columns {', '.join(names)}, but {source.files[0].name} has {', '.join(fields)}; "
                     "files of one source must agree"
                 )
-            fields = found
+            fields = names
     _check_fields(source, source.files[0], fields)
     return replace(source, fields=fields)
 
 
-def _parquet_fields(file: Path) -> tuple[str, ...]:
-    try:
-        return tuple(pq.read_schema(file).names)
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"cannot read {file}: {error}; is it truncated or not Parquet?") from None
-
-
 def _check_fields(source: Source, file: Path, fields: tuple[str, ...]) -> None:
-    doubled = sorted({field for field in fields if fields.count(field) > 1})
+    # A header that ends with a delimiter names empty columns, which nobody asks for.
+    doubled = sorted({field for field in fields if field and fields.count(field) > 1})
     if doubled:
         raise ValueError(f"{file} has duplicate columns {', '.join(doubled)}; rename or remove one")
     for role, column in source.columns.used().items():
         if column not in fields:
             raise ValueError(
-                f"{file} has no column {column!r} for the {role}; it has {', '.join(fields)}: name it with --{role}-col"
+                f"{file} has no column {column!r} for the {role}; "
+                + (_other_delimiter(source, fields) or _other_case(column, role, fields))
             )
+
+
+def _other_delimiter(source: Source, fields: tuple[str, ...]) -> str:
+    """Advice where the first line is one field that another delimiter would split; else ""."""
+    if source.kind != "csv" or len(fields) != 1:
+        return ""
+    for delimiter in _DELIMITERS:
+        if len(parts := fields[0].split(delimiter)) > 2:
+            shown = "\\t" if delimiter == "\t" else delimiter
+            return f"its first line {fields[0][:60]!r} splits into {len(parts)} columns with --delimiter '{shown}'"
+    return ""
+
+
+def _other_case(column: str, role: str, fields: tuple[str, ...]) -> str:
+    """Advice to name another column: those that differ only in case, or all."""
+    similar = [field for field in fields if field.casefold() == column.casefold()]
+    if similar:
+        return f"it has {' and '.join(map(repr, similar))}, and case counts: pass --{role}-col {similar[0]}"
+    shown = ", ".join(field or "(empty)" for field in fields)
+    return f"it has {shown}: name it with --{role}-col"

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trope.data.dates import check_format
 from trope.data.sources.description import Columns, Source
 from trope.data.sources.files import check_columns, find_files, from_files, kind_of
 from trope.data.sources.published import NAMES, named
+from trope.data.sources.urls import shown
 
 SHOP = "calendar-shop"
 
@@ -19,7 +21,8 @@ class Request:
 
     text: a name such as `ml-20m`, an Ibis URL such as `postgres://host/db`, a file, a folder or a glob.
     raw: where a named dataset's published files are. level: `product` or `type`, for `complete-journey`.
-    table: the table behind a URL.
+    table: the table behind a URL. delimiter: one character between the fields of a CSV file, `\\t` for a tab.
+    time_format: how dates are written (`trope.data.dates`).
     """
 
     text: str
@@ -32,6 +35,8 @@ class Request:
     basket_col: str | None = None
     event_col: str | None = None
     time_unit: str | None = None
+    delimiter: str | None = None
+    time_format: str | None = None
 
     def columns(self, default: Columns) -> Columns:
         """The columns asked for; the others are those of `default`."""
@@ -47,18 +52,22 @@ class Request:
 
 def resolve(request: Request) -> Source:
     """The source that a request names; its files are found and their columns checked."""
-    unit: dict[str, Any] = {} if request.time_unit is None else {"time_unit": request.time_unit}
+    unit = _time(request)
+    if request.delimiter is not None and ("://" in request.text or request.raw is not None):
+        raise ValueError(f"--delimiter is for CSV files given by their path, and {request.text!r} is none")
     if "://" in request.text:
+        if request.time_format is not None:
+            raise ValueError("--time-format is for text in files; cast the table's column to a timestamp")
         if request.table is None:
-            raise ValueError(f"{_without_password(request.text)} is a connection; say which table with --table")
+            raise ValueError(f"{shown(request.text)} is a connection; say which table with --table")
         columns = request.columns(Columns())
-        source = Source(_without_password(request.text), "table", columns, url=request.text, table=request.table)
+        source = Source(shown(request.text), "table", columns, url=request.text, table=request.table)
         return check_columns(replace(source, **unit))
     if request.text == SHOP:
         if request.raw is None:
             raise ValueError(f"{SHOP} is generated first: `trope generate --out FOLDER`, then pass --raw FOLDER")
         columns = request.columns(Columns(basket="basket"))
-        return from_files(SHOP, find_files(str(request.raw)), columns, **unit)
+        return from_files(SHOP, find_files(str(request.raw)), columns, **_folder(request.raw), **unit)
     source_or_none = named(request.text, request.raw, request.level)
     if source_or_none is not None:
         return check_columns(replace(source_or_none, columns=request.columns(source_or_none.columns), **unit))
@@ -66,7 +75,41 @@ def resolve(request: Request) -> Source:
         raise ValueError(f"--raw is for datasets known by name, and {request.text!r} is not one; give the path itself")
     where = Path(request.text)
     name = where.name if where.name not in ("", "..") else where.resolve().name or request.text
-    return from_files(name, _find_or_suggest(request.text), request.columns(Columns()), **unit)
+    return from_files(
+        name,
+        _find_or_suggest(request.text),
+        request.columns(Columns()),
+        **_folder(where),
+        **_delimiter(request),
+        **unit,
+    )
+
+
+def _time(request: Request) -> dict[str, Any]:
+    """The fields of `Source` that say how times are written."""
+    if request.time_format is None:
+        return {} if request.time_unit is None else {"time_unit": request.time_unit}
+    if request.time_unit not in (None, "iso"):
+        raise ValueError(
+            f"--time-format {request.time_format!r} reads dates as text, --time-unit {request.time_unit} numbers; "
+            "leave one out"
+        )
+    check_format(request.time_format)
+    return {"time_unit": "iso", "time_format": request.time_format}
+
+
+def _delimiter(request: Request) -> dict[str, Any]:
+    if request.delimiter is None:
+        return {}
+    delimiter = "\t" if request.delimiter == "\\t" else request.delimiter
+    if len(delimiter) != 1 or delimiter in '"\r\n\0':
+        raise ValueError(f"--delimiter must be one character, or \\t for a tab; got {request.delimiter!r}")
+    return {"delimiter": delimiter}
+
+
+def _folder(where: Path) -> dict[str, Path]:
+    """The field `folder` of a source that is all files below a folder."""
+    return {"folder": where.absolute()} if where.is_dir() else {}
 
 
 def _find_or_suggest(text: str) -> tuple[Path, ...]:
@@ -80,9 +123,3 @@ def _find_or_suggest(text: str) -> tuple[Path, ...]:
         raise FileNotFoundError(
             f"{error}, and no dataset of that name; there are {', '.join((*NAMES, SHOP))}"
         ) from None
-
-
-def _without_password(url: str) -> str:
-    """The URL without user and password, for messages and `meta.json`."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rsplit('@', 1)[-1]}"

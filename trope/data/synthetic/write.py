@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import shutil
+import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from trope.atomic import atomic_file, atomic_folder, one_line_if_full
 from trope.data.synthetic.catalogue import build_catalogue, ground_truth
 from trope.data.synthetic.config import CalendarShop
 from trope.data.synthetic.events import Events, block_count, generate_block
@@ -62,43 +61,66 @@ def write_events(
         )
     single = path.suffix == ".parquet"
     truth = path.with_suffix(".truth.json") if single else path / TRUTH
-    _check_target(path, truth, overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.mkdir()
-    try:
-        _write_parts(draft, shop, None if single else rows_per_file, workers, progress)
-        (draft / TRUTH).write_text(json.dumps({"config": asdict(shop)} | ground_truth(shop)))
+
+    def may_replace(_: Path) -> None:
+        _check_target(path, truth, overwrite)
+
+    may_replace(path)
+    with one_line_if_full(path):
         if single:
-            os.replace(draft / TRUTH, truth)
-            os.replace(draft / PART.format(0), path)
+            # Left first is the inner one: events without their truth may be seen, never events with another's.
+            with atomic_file(truth) as new_truth, atomic_file(path) as new_events:
+                _write_parts(lambda _: new_events, shop, None, workers, progress)
+                new_truth.write_text(_truth_of(shop))
+                may_replace(path)
+                truth.unlink(missing_ok=True)
         else:
-            if path.exists():
-                shutil.rmtree(path)
-            os.replace(draft, path)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise ValueError(
-                f"no space left while writing {path}; nothing was kept, free some and run again"
-            ) from error
-        raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+            with atomic_folder(path, may_replace) as folder:
+                _write_parts(lambda part: folder / PART.format(part), shop, rows_per_file, workers, progress)
+                (folder / TRUTH).write_text(_truth_of(shop))
     return path
 
 
+def _truth_of(shop: CalendarShop) -> str:
+    return json.dumps({"config": asdict(shop)} | ground_truth(shop))
+
+
 def _check_target(path: Path, truth: Path, overwrite: bool) -> None:
-    """Refuse to replace what is there, unless asked to and it is a shop's log."""
-    if not path.exists():
+    """Refuse to replace what is there, unless asked to and it is a shop's log and nothing more."""
+    there = [file for file in (path, truth) if file.exists()]
+    if not there:
         return
     if not overwrite:
-        raise FileExistsError(f"{path} exists: choose another path or allow overwriting")
-    if path.is_dir() and any(path.iterdir()) and not truth.exists():
-        raise FileExistsError(f"{path} is a folder without {TRUTH}, not a generated log: choose another path")
+        raise FileExistsError(f"{there[0]} exists: choose another path or allow overwriting")
+    inside = list(path.iterdir()) if path.is_dir() else []
+    if path.is_dir() and not inside:
+        return
+    foreign = sorted(file.name for file in inside if file != truth and not (file.is_file() and _is_part(file)))
+    if foreign or not _is_truth(truth):
+        why = f"it holds {foreign[0]!r}" if foreign else f"there is no ground truth in {truth}"
+        raise FileExistsError(f"{path} is not a generated log: {why}, so it is not replaced; choose another path")
 
 
-def _write_parts(folder: Path, shop: CalendarShop, rows_per_file: int | None, workers: int, progress: bool) -> None:
-    """Write one row group per block, beginning the next file once one holds `rows_per_file` rows."""
+def _is_part(path: Path) -> bool:
+    return re.fullmatch(r"part-\d{5,}\.parquet", path.name) is not None
+
+
+def _is_truth(path: Path) -> bool:
+    """Whether a file is the ground truth of a shop."""
+    try:
+        truth = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
+        return False
+    return isinstance(truth, dict) and isinstance(truth.get("config"), dict)
+
+
+def _write_parts(
+    name: Callable[[int], Path], shop: CalendarShop, rows_per_file: int | None, workers: int, progress: bool
+) -> None:
+    """Write one row group per block, beginning the next file once one holds `rows_per_file` rows.
+
+    name: returns the path of a file by its number.
+    """
     # Imported here, so that the shop itself needs numpy only.
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -110,9 +132,8 @@ def _write_parts(folder: Path, shop: CalendarShop, rows_per_file: int | None, wo
         for events in generate_events(shop, workers):
             table = pa.table(events._asdict())
             if writer is None:
-                path = folder / PART.format(parts)
                 # Plain columns: dictionaries of millions of ids cost time and save nothing.
-                writer = pq.ParquetWriter(path, table.schema, compression="zstd", use_dictionary=False)
+                writer = pq.ParquetWriter(name(parts), table.schema, compression="zstd", use_dictionary=False)
                 parts += 1
             writer.write_table(table)
             bar.update(int(events.user[-1] - events.user[0]) + 1)

@@ -9,18 +9,18 @@ import numpy as np
 
 from trope.evaluate.compare import Comparison
 from trope.experiments.ablation import NOTES, ROWS, Row
+from trope.experiments.report.baselines import Baselines, Counted
 from trope.experiments.report.comparison import (
-    Baselines,
     definitions,
     difference,
     mean_and_deviation,
     relative,
-    run_warnings,
     tone,
     training_section,
 )
 from trope.experiments.report.facts import facts, ranked
 from trope.experiments.report.page import Cell, Grid, Page, Section
+from trope.experiments.report.warnings import comparison_warnings
 from trope.experiments.train_many import Trained
 
 METRICS = ("Recall@50", "NDCG@50", "Recall@200", "NDCG@200", "MRR")
@@ -31,7 +31,7 @@ def ablation_page(
     trained: Trained,
     comparison: Comparison,
     rows: Sequence[Row],
-    baselines: Baselines,
+    counted: Counted,
     common: Sequence[str],
     resamples: int,
 ) -> Page:
@@ -45,7 +45,7 @@ def ablation_page(
                 "Percent, mean ± standard deviation over seeds; the best is bold. After it stands the relative change "
                 "from the full model, with a star where the interval of the difference does not contain 0. "
             )
-            sections.append(Section(title, read + NOTES[table], _changes(trained, comparison, shown, baselines)))
+            sections.append(Section(title, read + NOTES[table], _changes(trained, comparison, shown, counted.metrics)))
             text = (
                 "Difference in percentage points with its 95 % interval; a star where the interval does not contain 0."
             )
@@ -61,7 +61,8 @@ def ablation_page(
     if trained.data.protocol.name != "holdout":
         summary += "The paper's own ablation uses a one-day holdout (`trope prepare --protocol holdout`)."
     title = f"{trained.data.path.name}: ablation of T-RoPE"
-    return Page(title, summary.strip(), facts(trained, common, resamples), sections, run_warnings(trained))
+    warnings = comparison_warnings(trained, comparison, counted, METRICS, labels)
+    return Page(title, summary.strip(), facts(trained, common, resamples), sections, warnings)
 
 
 def numbered(row: Row) -> str:

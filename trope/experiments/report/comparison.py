@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 from trope.evaluate.compare import Comparison
 from trope.evaluate.metrics import CUTOFFS, Floats, Interval
 from trope.experiments.pool import Variant
+from trope.experiments.report.baselines import Baselines, Counted
 from trope.experiments.report.facts import facts, ranked
 from trope.experiments.report.html import to_html
 from trope.experiments.report.markdown import to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section, Tone
+from trope.experiments.report.warnings import comparison_warnings
 from trope.experiments.train_many import Trained
 from trope.runs import write_text
 from trope.settings import preset
 
 MARKDOWN, HTML = "report.md", "report.html"
-Baselines = dict[str, dict[str, float]]
 
 
 def write_report(page: Page, out: Path) -> list[Path]:
@@ -36,7 +37,7 @@ def write_report(page: Page, out: Path) -> list[Path]:
 
 
 def comparison_page(
-    trained: Trained, comparison: Comparison, baselines: Baselines, common: Sequence[str], resamples: int
+    trained: Trained, comparison: Comparison, counted: Counted, common: Sequence[str], resamples: int
 ) -> Page:
     """The report of `trope compare`; the first system is the reference."""
     asked = ranked(trained)
@@ -51,7 +52,7 @@ def comparison_page(
             "Percent, mean ± standard deviation over seeds. The best is bold, the second best underlined. After the "
             "best stands its relative gain over the second, with a star where the interval of the difference does not "
             f"contain 0. {_hit(asked.hit)} The last rows rank by popularity; they are not marked.",
-            _results(trained, comparison, baselines, metrics, columns),
+            _results(trained, comparison, counted.metrics, metrics, columns),
         ),
         Section(
             f"Against {names[0]}, the reference",
@@ -72,7 +73,7 @@ def comparison_page(
         f"{len(names)} models on {trained.data.path.name} ({trained.data.protocol.name}), {asked.users:,} test users. "
         f"By NDCG@10 {names[best[first]]} is first and {names[second[first]]} second{gain and f' ({gain})'}."
     )
-    warnings = [*run_warnings(trained), *_popular(comparison, baselines, metrics, columns)]
+    warnings = comparison_warnings(trained, comparison, counted, metrics)
     title = f"{trained.data.path.name}: {len(names)} models compared"
     return Page(title, summary, facts(trained, common, resamples), sections, warnings)
 
@@ -139,22 +140,6 @@ def training_section(trained: Trained) -> Section:
     return Section("Training", text, Grid([Cell(text) for text in header], rows))
 
 
-def run_warnings(trained: Trained) -> list[str]:
-    """Failed and missing runs, and a comparison with one seed."""
-    failed = [f"{name} failed: {reason}" for name, reason in trained.failures]
-    asked, first = trained.variants[0].name, next(iter(trained.values))
-    if asked != first:
-        failed.append(f"{asked}, the reference, has no finished run; the reference is {first} instead")
-    missing = len(trained.runs) - len(trained.lines)
-    if missing:
-        failed.append(
-            f"{missing} of {len(trained.runs)} runs are missing from the means; the same command trains them again"
-        )
-    if len({run.seed for run in trained.runs}) == 1:
-        failed.append("there is one seed, so these numbers do not show how much two trainings of one model differ")
-    return failed
-
-
 def _results(
     trained: Trained, comparison: Comparison, baselines: Baselines, metrics: list[str], columns: list[int]
 ) -> Grid:
@@ -198,13 +183,3 @@ def _hit(hit: str) -> str:
     if hit == "HR":
         return "HR@K: share of users whose positive is among the first K."
     return "Recall@K: share of a user's positives among the first K."
-
-
-def _popular(comparison: Comparison, baselines: Baselines, metrics: list[str], columns: list[int]) -> list[str]:
-    """Baselines that beat every model; the marks of the table do not show that."""
-    said = []
-    for name, values in baselines.items():
-        ahead = [m for m, c in zip(metrics, columns, strict=True) if values[m] > comparison.means[:, c].max()]
-        if ahead:
-            said.append(f"the baseline {name!r} is better than every model in {', '.join(ahead)}")
-    return said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trope.experiments.report.page import Cell, Grid, Page
+from trope.figures.visible import visible
 
 
 def to_markdown(page: Page) -> str:
@@ -31,7 +32,8 @@ def _cell(cell: Cell) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text whose signs for emphasis, cells and tags are escaped."""
-    for sign in ("\\", "*", "_", "|", "<", "`"):
+    """Text whose signs for emphasis, cells, tags and links are escaped; control characters are spelled out."""
+    text = visible(text)
+    for sign in ("\\", "*", "_", "|", "<", "`", "["):
         text = text.replace(sign, f"\\{sign}")
     return text

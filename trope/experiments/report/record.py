@@ -7,7 +7,8 @@ from typing import Any
 
 from trope.evaluate.compare import Comparison
 from trope.evaluate.metrics import Interval
-from trope.experiments.report.comparison import Baselines, over_seeds
+from trope.experiments.report.baselines import Baselines
+from trope.experiments.report.comparison import over_seeds
 from trope.experiments.train_many import Trained
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -9,6 +11,7 @@ from rich.text import Text
 from trope.evaluate.compare import Comparison
 from trope.evaluate.metrics import Interval
 from trope.experiments.report.page import Cell, Section
+from trope.figures.visible import visible
 
 FEW_SYSTEMS = 3
 """With more systems only the main metrics are printed."""
@@ -21,21 +24,23 @@ def show_comparison(comparison: Comparison, title: str, console: Console | None 
     """Print a line for each metric and system; of many systems only the main metrics."""
     reference = comparison.systems[0].name
     shown = MAIN_METRICS if len(comparison.systems) > FEW_SYSTEMS else comparison.metrics
-    table = Table(title=title, title_justify="left", box=None)
+    table = Table(title=_title(title), title_justify="left", box=None)
     for heading in ("metric", "run", "mean", "interval", "difference", "interval"):
         # On a narrow terminal long names are folded and numbers stay whole.
         table.add_column(heading, justify="right" if heading in ("mean", "difference") else "left")
         table.columns[-1].overflow, table.columns[-1].no_wrap = "fold", heading != "run"
     for row, metric in enumerate(comparison.metrics):
         for system in comparison.systems if metric in shown else []:
-            cells = [metric if system.difference is None else "", system.name, *_cells(system.values, row)]
+            name = Text(visible(system.name))
+            cells: list[str | Text] = [metric if system.difference is None else "", name]
+            cells += _cells(system.values, row)
             if system.difference is not None:
                 mean, bounds = _cells(system.difference, row, sign="+")
                 cells += [mean, f"{bounds} *" if system.difference.significant[row] else bounds]
             table.add_row(*cells)
     console = console or screen()
     console.print(table)
-    console.print(f"\ndifference: from {reference}; * its interval does not contain 0")
+    console.print(Text(f"\ndifference: from {visible(reference)}; * its interval does not contain 0"))
     if len(shown) < len(comparison.metrics):
         console.print(f"{len(shown)} of {len(comparison.metrics)} metrics are shown; --json writes all")
 
@@ -45,7 +50,7 @@ def show_section(section: Section, under: str, console: Console | None = None) -
 
     under: what the second line of a cell is.
     """
-    table = Table(title=section.title, title_justify="left", box=None)
+    table = Table(title=_title(section.title), title_justify="left", box=None)
     for column, cell in enumerate(section.grid.header):
         # On a narrow terminal long names are folded and numbers stay whole.
         right = section.grid.numbers and column > 0
@@ -54,7 +59,15 @@ def show_section(section: Section, under: str, console: Console | None = None) -
         table.add_row(*map(_text, row))
     console = console or screen()
     console.print(table)
-    console.print(Text(f"\nsecond lines: {under}; * its interval does not contain 0", "dim"))
+    console.print(Text(f"\nsecond lines: {visible(under)}; * its interval does not contain 0", "dim"))
+
+
+def show_warnings(warnings: Iterable[str], console: Console | None = None) -> None:
+    """Print the warnings that the pages of a report have, below an empty line."""
+    console = console or screen()
+    lines = [Text.assemble(("Warning: ", "bold yellow"), visible(warning)) for warning in warnings]
+    if lines:
+        console.print("", *lines, sep="\n")
 
 
 def screen() -> Console:
@@ -63,9 +76,13 @@ def screen() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=max(console.width, _FILE_WIDTH))
 
 
+def _title(words: str) -> Text:
+    return Text(visible(words), "table.title")
+
+
 def _text(cell: Cell) -> Text:
-    text = Text(cell.text.partition(" ± ")[0], _MARKS.get(cell.mark, ""))
-    note = cell.note + (" *" if cell.tone else "")
+    text = Text(visible(cell.text.partition(" ± ")[0]), _MARKS.get(cell.mark, ""))
+    note = visible(cell.note) + (" *" if cell.tone else "")
     return text.append(f"\n{note}", "dim") if note else text
 
 

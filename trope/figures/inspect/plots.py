@@ -10,11 +10,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
 from trope.data.inspect.durations import EDGES, UNIT_EDGES, UNITS, count_durations
 from trope.data.inspect.measure import Report
-from trope.data.inspect.summary import MONTHS, WEEKDAYS, length_bins
+from trope.data.inspect.summary import MONTHS, PLAIN_DATES, WEEKDAYS, length_bins
 from trope.figures.style import BLUE, PALE, VERMILION, content, style
 
 _WIDTH, _FONT_SIZE = 6.4, 10  # smaller than a run's figures: two stand side by side
@@ -33,7 +34,7 @@ def plots(report: Report) -> Iterator[Plot]:
     yield _draw(_calendar, _CALENDAR, report, height=2.4)
     yield _draw(_timeline, _TIMELINE, report, height=2.4)
     yield _draw(_gaps, _GAPS, report)
-    yield _draw(_week, _WEEK, report)
+    yield _draw(_week, _WEEK, report) if report.has_hours else _draw(_weekdays, _WEEKDAYS, report)
     yield _draw(_lengths, _LENGTHS, report)
     yield _draw(_months, _MONTHS, report)
     yield _draw(_lifetimes, _LIFETIMES, report)
@@ -47,6 +48,7 @@ _CALENDAR = (
 _TIMELINE = "Events over the whole log. A ragged end or a jump may be a change in how the data were collected."
 _GAPS = "The time scales that an encoding has to resolve: to the user's next event, and back to the same item."
 _WEEK = "When users are active. Times are UTC, so a shop in another time zone is shifted by its offset."
+_WEEKDAYS = f"When users are active. There are no hours: {PLAIN_DATES}."
 _LENGTHS = "How many events a user has. Choose the model's longest history (model.max_len) by it."
 _MONTHS = "Activity by month of the year. A log that covers some months more often shows it here, too."
 _LIFETIMES = "From an item's first to its last event. If lives are short, a model must learn new items quickly."
@@ -65,17 +67,21 @@ def _calendar(report: Report, axes: Axes) -> None:
     axes.set_title("Calendar structure: % of the phase told by the item")
     names = [signal.name for signal in report.signals]
     at = np.arange(len(names))
-    for offset, label, colour, values in (
-        (-0.18, "repeating", BLUE, [100 * signal.repeating for signal in report.signals]),
-        (0.18, "explained, drift included", PALE, [100 * signal.explained for signal in report.signals]),
+    for offset, label, colour, unknown, values in (
+        (-0.18, "repeating", BLUE, "cannot tell", [100 * signal.repeating for signal in report.signals]),
+        (0.18, "explained, drift included", PALE, "", [100 * signal.explained for signal in report.signals]),
     ):
         bars = axes.barh(at + offset, values, 0.34, color=colour, label=label)
-        axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3)
+        told = [f"{value:.1f}" for value in values]
+        # Where the log cannot tell there is no bar, and the words stand in its place, once.
+        words = [text if signal.is_told else unknown for text, signal in zip(told, report.signals, strict=True)]
+        axes.bar_label(bars, words, padding=3)
     axes.set_yticks(at, names)
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
-    axes.legend(frameon=False, loc="best")
+    # Below the plot: bars may reach anywhere in it.
+    axes.figure.legend(frameon=False, loc="outside lower left", ncols=2)
 
 
 def _timeline(report: Report, axes: Axes) -> None:
@@ -143,6 +149,13 @@ def _week(report: Report, axes: Axes) -> None:
     axes.figure.colorbar(image, ax=axes, label="% of events")
 
 
+def _weekdays(report: Report, axes: Axes) -> None:
+    axes.set_title("Events by weekday (UTC)")
+    axes.bar(range(7), 100 * report.week().sum(axis=1) / report.events, color=BLUE, alpha=0.8)
+    axes.set_xticks(range(7), WEEKDAYS)
+    axes.set_ylabel("% of events")
+
+
 def _lengths(report: Report, axes: Axes) -> None:
     bins = length_bins(report)
     axes.set_title("Events per user")
@@ -169,3 +182,4 @@ def _popularity(report: Report, axes: Axes) -> None:
     axes.set_ylabel("% of events")
     axes.set_ylim(0, 103)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(LogFormatter())  # the default writes TeX, which is not typeset here

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +12,7 @@ from trope.data.inspect.durations import by_unit
 from trope.data.inspect.measure import Report
 from trope.data.inspect.summary import (
     MONTHS,
+    PLAIN_DATES,
     WEEKDAYS,
     calendar_findings,
     key_figures,
@@ -20,6 +20,7 @@ from trope.data.inspect.summary import (
     lifetime_units,
     percent,
 )
+from trope.figures.visible import visible
 
 _BAR = 12
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -28,7 +29,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 def show_report(report: Report, console: Console | None = None) -> None:
     """Print the report."""
     console = console or Console()
-    console.print(f"[bold]{escape(report.name)}[/bold], protocol {escape(report.protocol)}; all times are UTC\n")
+    about = f", protocol {visible(report.protocol)}; all times are UTC\n"
+    console.print(Text.assemble((visible(report.name), "bold"), about))
     console.print(_figures(report))
     week = report.week()
     rows = [
@@ -41,7 +43,7 @@ def show_report(report: Report, console: Console | None = None) -> None:
             _bars("item lifetime", "items", lifetime_units(report)),
         ),
         (
-            _bars("hour", "events", {f"{hour:02d}": int(n) for hour, n in enumerate(week.sum(axis=0))}),
+            _hours(report),
             Group(
                 _bars("weekday", "events", dict(zip(WEEKDAYS, week.sum(axis=1).tolist(), strict=True))),
                 "",
@@ -81,6 +83,12 @@ def _bars(title: str, unit: str, counts: Mapping[str, int]) -> RenderableType:
     return table
 
 
+def _hours(report: Report) -> RenderableType:
+    if not report.has_hours:
+        return Text.assemble(("hour: cannot tell", "bold"), f"\n{PLAIN_DATES}".replace(", ", ",\n"))
+    return _bars("hour", "events", {f"{hour:02d}": int(n) for hour, n in enumerate(report.week().sum(axis=0))})
+
+
 def _bar(share: float) -> Text:
     """Return a bar of up to _BAR cells, to an eighth of a cell; anything above zero is visible."""
     eighths = max(round(share * _BAR * 8), int(share > 0))
@@ -101,8 +109,8 @@ def _signals(report: Report) -> RenderableType:
         table.add_row(
             signal.name,
             f"{signal.cycles:,.1f}",
-            percent(signal.explained),
-            percent(signal.repeating),
+            percent(signal.explained) if signal.is_told else "",
+            percent(signal.repeating) if signal.is_told else "",
             signal.verdict,
         )
     return table

@@ -1,0 +1,72 @@
+"""What a training asks of its process, and gives back at its end: signals, random numbers, arithmetic."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class StopRequest:
+    """The signal that asked to stop, 0 while none has."""
+
+    signum = 0
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopRequest]:
+    """SIGINT and SIGTERM as a request; the second one acts at once, as it would without us."""
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may set handlers
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def ask(signum: int, frame: types.FrameType | None) -> None:
+        stop.signum = signum
+        restore()
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        restore()
+
+
+@contextmanager
+def matmul_precision(name: str) -> Iterator[None]:
+    """How products of float32 are formed inside; "high" is TF32, for those that autocast leaves in float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def reproducible(device: torch.device) -> Iterator[None]:
+    """Seed as we like inside, and on a CPU add in a fixed order; the caller's random numbers and settings stay."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic  # torch's stubs do not know the attribute
+    fill = memory.fill_uninitialized_memory
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        if device.type == "cpu":
+            # Without it, several threads add up gradients of repeated rows as they come.
+            torch.use_deterministic_algorithms(True)
+            memory.fill_uninitialized_memory = False  # a help in tests, a pass over memory here
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            memory.fill_uninitialized_memory = fill
