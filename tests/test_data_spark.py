@@ -221,13 +221,14 @@ def test_dates_and_delimiters(tmp_path: Path) -> None:
         "2020-09-13T12:26:40Z", "2020-09-13 12:26:40 UTC", "2020-09-13 12:26:40 GMT", "2020-09-13 14:26:40+02",
         "2020-09-13 14:26:40.5+0200", "2020-09-13T10:26:40-02:00", "2020-09-13 12:26:40.", "2020-09-13 1:2:3",
         "2020-09-13 00:00:00 America/New_York", "2020-09-13 EST", "2020", "2020-09", "2020-09-13 24:00:00", "epoch",
-        "2020-09-13 00:00:00+19:00", "12:30", "2020-02-30", "infinity", "2020-09-13T", "20200913", "2020-09-13 03:04:60",
+        "2020-09-13 00:00:00+19:00", "12:30", "2020-02-30", "infinity", "2020-09-13T", "20200913",
+        "2020-09-13 03:04:60",
     ]  # fmt: skip
     rows = "".join(f"{n % 2};{n};{date}\n" for n, date in enumerate(dates))
     log = text(tmp_path / "log.csv", f"user;item;timestamp\n{rows}")
     both(log, tmp_path, loose(on_bad="skip"), time_unit="iso", delimiter=";")
     assert read_meta(tmp_path / "spark")["bad_rows"]["count"] == 13
-    for place, (form, date, second) in enumerate(FORMATS):
+    for place, (form, date, second) in enumerate(FORMATS[3::4]):
         folder = tmp_path / str(place)
         folder.mkdir()
         log = text(folder / "log.csv", "user;item;timestamp\n" + f"1;2;{date}\n" * 3 + "1;2;2020-09-13\n1;2;1/1/1\n")
