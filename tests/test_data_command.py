@@ -37,6 +37,14 @@ def test_a_csv_by_flags_and_what_is_said_at_the_end(tmp_path: Path) -> None:
     assert meta["protocol"]["window"] == 86_400
 
 
+def test_a_delimiter_and_a_time_format(tmp_path: Path) -> None:
+    days = [(u, i, f"{t % 28 + 1:02}/09/2020") for u, i, t in random_log()]
+    log = write_csv(tmp_path / "log.csv", days, ";")  # type: ignore[arg-type]
+    run(log, "--out", tmp_path / "out", "--delimiter", ";", "--time-format", "%d/%m/%Y")
+    source = read_meta(tmp_path / "out")["source"]
+    assert (source["rows"], source["time_unit"], source["time_format"]) == (400, "iso", "%d/%m/%Y")
+
+
 def test_bad_rows_and_the_paper_are_reported(tmp_path: Path) -> None:
     pixel(tmp_path)
     with (tmp_path / "Pixel200K.csv").open("a") as file:

@@ -229,7 +229,7 @@ def test_dates_and_delimiters(tmp_path: Path) -> None:
     log = text(tmp_path / "log.csv", f"user;item;timestamp\n{rows}")
     both(log, tmp_path, loose(on_bad="skip"), time_unit="iso", delimiter=";")
     assert read_meta(tmp_path / "spark")["bad_rows"]["count"] == 13
-    for place, (form, date, second) in enumerate(FORMATS):
+    for place, (form, date, second) in enumerate(FORMATS[3::4]):
         folder = tmp_path / str(place)
         folder.mkdir()
         log = text(folder / "log.csv", "user;item;timestamp\n" + f"1;2;{date}\n" * 3 + "1;2;2020-09-13\n1;2;1/1/1\n")

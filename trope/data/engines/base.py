@@ -16,7 +16,7 @@ from trope.data.sources.description import Lookup, Source
 
 # place = file number << ROW_BITS | row number
 ROW_BITS = 40
-# Why a line of text is rejected: too few or too many fields, an open quote, foreign characters.
+# Why a line of text is rejected: too few or too many fields, or foreign characters.
 UNREADABLE = "line cannot be split into its fields"
 
 

@@ -160,8 +160,9 @@ class Spark:
         return frame, {role: f"c{names.index(column)}" for role, column in source.columns.used().items()}
 
     def _reader(self) -> DataFrameReader:
-        """A reader that takes paths literally, with the characters of a glob."""
-        return self._session.read.option("__globPaths__", "false")
+        """A reader that takes paths literally: no glob, no columns from folder names."""
+        # The first option holds where the paths are checked. The second avoids a listing that expands globs again.
+        return self._session.read.option("__globPaths__", "false").option("recursiveFileLookup", "true")
 
     def _blocks(self, frame: DataFrame, source: Source) -> DataFrame:
         """For every block of every file, the id that row 0 of that file would have had in it.
