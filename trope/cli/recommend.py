@@ -30,7 +30,9 @@ def recommend(
     """
     import numpy as np
     from rich.console import Console
+    from rich.text import Text
 
+    from trope.data.printable import printable
     from trope.data.sequences import Sequences
     from trope.serve.recommender import Recommender, long_after
     from trope.times import parse_moment, say_minute
@@ -46,13 +48,14 @@ def recommend(
         title = f"user {name} at {say_minute(moment)}, from {len(times):,} events until {say_minute(int(times[-1]))}"
         if row:
             console.print()
-        console.print(_table(title, ranking, row, recommender.catalogue))
+        console.print(Text(printable(title), "italic"), soft_wrap=True)
+        console.print(_table(ranking, row, recommender.catalogue))
     note = long_after(recommender.model.time_span, moment)
     if note is not None:
         typer.secho(f"trope: {note}", err=True)
 
 
-def _table(title: str, ranking: Ranking, row: int, catalogue: Catalogue) -> Table:
+def _table(ranking: Ranking, row: int, catalogue: Catalogue) -> Table:
     """One user's recommendations, best first; ids and names are printed as they are, not read as markup."""
     from rich.table import Table
     from rich.text import Text
@@ -60,7 +63,7 @@ def _table(title: str, ranking: Ranking, row: int, catalogue: Catalogue) -> Tabl
     from trope.data.printable import printable
 
     headings = ("rank", "item", "score") if catalogue.item_names is None else ("rank", "item", "name", "score")
-    table = Table(*headings, title=Text(printable(title), "table.title"), title_justify="left", box=None)
+    table = Table(*headings, box=None)
     for column in (table.columns[0], table.columns[-1]):
         column.justify = "right"
     own = ranking.rows == row
