@@ -88,7 +88,9 @@ def cases(part: str, seed: int) -> Iterator[tuple[str, str]]:
 def main() -> None:
     """Entry point of `python -m tests.fuzz`."""
     options = _options()
-    spark = not options.no_spark and shutil.which("java") is not None and importlib.util.find_spec("pyspark") is not None
+    spark = (
+        not options.no_spark and shutil.which("java") is not None and importlib.util.find_spec("pyspark") is not None
+    )
     code = options.code.resolve()
     again = f" --code {options.code}" if code != _HERE else ""
     counts, found = dict.fromkeys((*SHARES, "folder"), 0), 0
@@ -100,7 +102,9 @@ def main() -> None:
             found += bool(wrong)
             if wrong:
                 of = f"item {item}: " if item else ""
-                print(f"python -m tests.fuzz --case {part}:{case}{again}  # {of}{'; '.join(wrong)} [{about}]", flush=True)
+                print(
+                    f"python -m tests.fuzz --case {part}:{case}{again}  # {of}{'; '.join(wrong)} [{about}]", flush=True
+                )
             elif options.case:
                 print(f"nothing wrong [{about}]")
     done = ", ".join(f"{count} {part}" for part, count in counts.items() if count)
@@ -143,11 +147,15 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="how long, for all fuzzers together")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same cases")
-    parser.add_argument("--case", action="append", help="run this case only: prepare:SEED, damage:SEED, kill:SEED, folder:NAME")
+    parser.add_argument(
+        "--case", action="append", help="run this case only: prepare:SEED, damage:SEED, kill:SEED, folder:NAME"
+    )
     parser.add_argument("--prepares", type=int, help="run exactly so many logs, in place of --seconds")
     parser.add_argument("--damages", type=int, help="run exactly so many damages, in place of --seconds")
     parser.add_argument("--kills", type=int, help="run exactly so many kills, in place of --seconds")
-    parser.add_argument("--code", type=Path, default=_HERE, help="the checkout to run; its commands are all that is used")
+    parser.add_argument(
+        "--code", type=Path, default=_HERE, help="the checkout to run; its commands are all that is used"
+    )
     parser.add_argument("--no-spark", action="store_true", help="leave Spark out, also where Java and pyspark are")
     return parser.parse_args()
 

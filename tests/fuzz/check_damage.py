@@ -107,7 +107,9 @@ def check(seed: int, folders: Folders, worker: Worker) -> tuple[str, list[str]]:
     if found.outcome.refused or found.value is None or found.value == right.value:
         return about, []
     if command == "load" and forged:  # another dataset, and nobody can know; but it must be one
-        return about, [f"accepted impossible {', '.join(found.value['impossible'])}"] if found.value["impossible"] else []
+        return about, [f"accepted impossible {', '.join(found.value['impossible'])}"] if found.value[
+            "impossible"
+        ] else []
     return about, [f"another answer without a refusal: {_first_difference(right.value, found.value)}"]
 
 
@@ -120,7 +122,7 @@ def ask(command: str, folder: Path, worker: Worker) -> Answer:
         return Answer(outcome, outcome.result)
     if command == "evaluate":
         outcome = worker.run("evaluate", run, "--data", data, "--json", folder / "e.json", timeout=limit)
-        return Answer(outcome, _json(folder / "e.json", ("environment", "path")))
+        return Answer(outcome, _json(folder / "e.json", ("environment", "path", "sha256")))
     if command == "recommend":
         words = ("recommend", run, "--data", data, "--user", "user3", "--at", LATER)
         outcome = worker.run(*map(str, words), timeout=limit)
@@ -139,15 +141,17 @@ def ask(command: str, folder: Path, worker: Worker) -> Answer:
 
 
 def trained(run: Path) -> dict[str, Any]:
-    """A run's result: hash of the best weights, and metrics without durations and paths."""
+    """A run's result: hash of the best weights, and metrics without durations, paths and the checksum over them."""
     weights = run / "best" / "model.safetensors"
     digest = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else "missing"
-    return {"weights": digest, "metrics": _json(run / "metrics.json", ("seconds", "data"))}
+    return {"weights": digest, "metrics": _json(run / "metrics.json", ("seconds", "data", "sha256"))}
 
 
 def _read_by(command: str, folder: Path) -> list[Path]:
     """The files that a command may read, in a fixed order."""
-    parts = {"load": ("data",), "compare": ("trope", "time"), "resume": ("data", "time")}.get(command, ("data", "trope"))
+    parts = {"load": ("data",), "compare": ("trope", "time"), "resume": ("data", "time")}.get(
+        command, ("data", "trope")
+    )
     return sorted(path for part in parts for path in (folder / part).rglob("*") if path.is_file())
 
 

@@ -38,12 +38,16 @@ class Case:
         return f"{self.twist or 'plain'}, {self.log.kind}, {self.log.unit}, {' '.join([self.log.source, *words(self.log)])}"
 
 
+def twist_of(seed: int) -> str:
+    """The twist of a seed's case: one case of three has none, in the others the twists take turns."""
+    turn, rest = divmod(seed, 3)
+    return list(TWISTS)[(2 * turn + rest - 1) % len(TWISTS)] if rest else ""
+
+
 def make(seed: int, twist: str | None = None) -> Case:
-    """The case of a seed. twist: "" for none; by default one case of three has none, and the others take turns."""
+    """The case of a seed. twist: in place of the seed's own, "" for none."""
     rng = random.Random(f"prepare {seed}")
-    if twist is None:
-        turn, rest = divmod(seed, 3)
-        twist = list(TWISTS)[(2 * turn + rest - 1) % len(TWISTS)] if rest else ""
+    twist = twist_of(seed) if twist is None else twist
     for _ in range(_TRIES):
         log = draw(rng, loose=bool(twist) and rng.random() < 0.7)
         files, fits = twisted(log, twist, rng) if twist else (render(log), True)

@@ -170,5 +170,3 @@ def _damage_tensors(kind: str, path: Path, rng: random.Random) -> str:
     tensor[rng.randrange(len(tensor)) if rng.random() < 0.5 else slice(None)] = value
     save_file({**tensors, name: tensor.reshape(tensors[name].shape)}, path)
     return f"{value} in {name}"
-
-

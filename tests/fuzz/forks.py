@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any
 
 CALLS = ("rename", "replace", "mkdir", "unlink", "rmdir", "link")
-_IMPORTED = ("torch", "ibis", "duckdb", "pyarrow.parquet", "pyarrow.compute", "rich.progress", "safetensors.torch", "trope")
+_IMPORTED = (
+    "torch",
+    "ibis",
+    "duckdb",
+    "pyarrow.parquet",
+    "pyarrow.compute",
+    "rich.progress",
+    "safetensors.torch",
+    "trope",
+)
 
 
 class Forks:

@@ -99,21 +99,26 @@ def _load(folder: str) -> dict[str, Any]:
 def _captured() -> Iterator[list[str]]:
     """A list that gets standard output and standard error when the block ends, also what C code wrote."""
     texts: list[str] = []
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
+        sys.stdout.flush()
+        sys.stderr.flush()
         kept = [os.dup(1), os.dup(2)]
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
-        try:
-            yield texts
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for number, descriptor in zip((1, 2), kept, strict=True):
-                os.dup2(descriptor, number)
-                os.close(descriptor)
-            for file in (out, err):
-                file.seek(0)
-                texts.append(file.read().decode(errors="replace"))
+        # Python's own streams may not be those of the process: a test runner has others.
+        with open(1, "w", closefd=False) as to_out, open(2, "w", closefd=False) as to_err:
+            try:
+                with contextlib.redirect_stdout(to_out), contextlib.redirect_stderr(to_err):
+                    yield texts
+            finally:
+                to_out.flush()
+                to_err.flush()
+                for number, descriptor in zip((1, 2), kept, strict=True):
+                    os.dup2(descriptor, number)
+                    os.close(descriptor)
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
 
 
 def _start_spark() -> None:

@@ -67,7 +67,7 @@ def show_warnings(warnings: Iterable[str], console: Console | None = None) -> No
     console = console or screen()
     lines = [Text.assemble(("Warning: ", "bold yellow"), visible(warning)) for warning in warnings]
     if lines:
-        console.print("", *lines, sep="\n")
+        console.print("", *lines, sep="\n", soft_wrap=True)  # one warning, one line: a log can be searched
 
 
 def screen() -> Console:
