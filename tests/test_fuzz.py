@@ -1,4 +1,4 @@
-"""The fuzzers find what they are made for, are seeded, and find nothing in a few cases of each. `make fuzz` runs more."""
+"""The fuzzers find what they are made for, are seeded, and find nothing in a few cases each. `make fuzz` runs more."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hostile logs: each twist takes an ordinary log and makes it one that has been read wrongly, or could be.
 
-Every twist names the item of issue 15 that it stands for, or "" where nothing was wrong. A twist changes the log before it is
-written (`log`), or the files afterwards (`files`), and says what is right: the dataset of the rows, a refusal, or both.
+Every twist names the item of issue 15 that it stands for, or "" where nothing was wrong. A twist changes the log before
+it is written (`log`), or the files afterwards (`files`), and says what is right: the dataset of the rows, a refusal, or both.
 """
 
 from __future__ import annotations
@@ -408,7 +408,7 @@ TWISTS = {
 
 
 def twisted(log: Log, name: str, rng: random.Random) -> tuple[Files, bool]:
-    """The files of a log after a twist, and whether the twist fitted the log; if not, the log is as it was or benign."""
+    """The files of a log after a twist, and whether the twist fitted the log; if not, the log is as it was."""
     twist = TWISTS[name]
     if log.kind not in twist.kinds:
         return render(log), False
