@@ -89,7 +89,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     sealed = content.pop("sha256", None) is not None
     change(content)
     if path.name == "meta.json":
-        content["checksum"] = digest({k: v for k, v in content.items() if k not in ("checksum", "made_by")})
+        content["checksum"] = digest({k: v for k, v in content.items() if k not in ("checksum", "made_by", "dropped")})
     path.write_text(json.dumps({**content, "sha256": digest(content)} if sealed else content))
 
 

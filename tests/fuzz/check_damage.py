@@ -1,6 +1,7 @@
-"""The second fuzzer: damage a file of a run, a dataset or a catalogue, then use it. No traceback, no hang, no wrong answer.
+"""The second fuzzer: damage a file of a run, a dataset or a catalogue, then use it. No traceback, hang or wrong answer.
 
-The undamaged folders are made once. Each case copies them, damages one file, runs one command, and compares its answer with
+The undamaged folders are made once. Each case copies them, damages one file, runs one command, and compares its
+answer with
 that of the undamaged folders: it must be the same, or refused in one line.
 """
 

@@ -65,7 +65,7 @@ class Kills:
             return about, wrong + _differences(known.after, result(folder, command), "in the end")
 
     def _kill(self, folder: Path, command: str, known: Undisturbed, rng: random.Random) -> str:
-        """Start the command and kill it; returns when. Half of the kills aim at renames, where folders are exchanged."""
+        """Start the command and kill it; returns when. Half of the kills aim at renames of folders."""
         words = command_words(folder, command)
         if rng.random() < 0.7:
             renames = [place for place, name in enumerate(known.names, 1) if name in ("rename", "replace")]

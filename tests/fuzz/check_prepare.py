@@ -35,7 +35,8 @@ class Case:
         return TWISTS[self.twist].item if self.twist else ""
 
     def __str__(self) -> str:
-        return f"{self.twist or 'plain'}, {self.log.kind}, {self.log.unit}, {' '.join([self.log.source, *words(self.log)])}"
+        command = " ".join([self.log.source, *words(self.log)])
+        return f"{self.twist or 'plain'}, {self.log.kind}, {self.log.unit}, {command}"
 
 
 def twist_of(seed: int) -> str:

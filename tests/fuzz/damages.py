@@ -1,4 +1,4 @@
-"""Damages of a file, from a flipped bit to a number of another type; and checksums of a dataset that are made to fit."""
+"""Damages of a file, from a flipped bit to a number of another type; and checksums of a dataset made to fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 # What a damaged or forged JSON value may be.
 _VALUES: tuple[Any, ...] = (
-    None, True, 0, -1, 1, 10**9, 2**31, 2**63, 10**30, 0.5, float("nan"), float("inf"), "", "x", "../../x", [], [1], {}, {"a": 1},
+    None, True, 0, -1, 1, 10**9, 2**31, 2**63, 10**30, 0.5, float("nan"), float("inf"), "", "x", "../../x", [], [1], {},
+    {"a": 1},
 )  # fmt: skip
 _DEPTH = 100_000
 

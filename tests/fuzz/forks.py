@@ -47,7 +47,7 @@ class Forks:
         )
 
     def start(self, words: list[str], watched: Path, kill_at: int = 0) -> int:
-        """Start `trope WORDS`; returns its process id. kill_at: kill it before its Nth change of a name in `watched`."""
+        """Start `trope WORDS`; returns its process id. kill_at: kill it before its Nth rename in `watched`."""
         self._count += 1
         log = f"{self._logs.name}/{self._count}"
         return self._ask({"words": words, "watched": str(watched), "kill_at": kill_at, "log": log})["pid"]

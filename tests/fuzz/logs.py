@@ -27,7 +27,23 @@ INTERNAL = (
 )  # fmt: skip
 ODD = ("User ID", 'qu"ote', "it's", "ünï✓", "SELECT", "x.y", " lead", "%", "naïve", "(a)", "用户", "a b", "$1", "#")
 _WORDS = ("ann", "Bob", "żółw", "日本", "😀", "a b", 'q"q', "it's", "x,y", "t\tt", "NULL", "nan", "None", "-", "é", "é")
-_NUMBERLIKE = ("7", "07", "007", "+7", "7.0", "1e3", "0x10", "-0", "9" * 19, "9" * 20, "９", "1_0", " 7", "7 ", "true")
+_NUMBERLIKE = (
+    "7",
+    "07",
+    "007",
+    "+7",
+    "7.0",
+    "1e3",
+    "0x10",
+    "-0",
+    "9" * 19,
+    "9" * 20,
+    "\uff19",
+    "1_0",
+    " 7",
+    "7 ",
+    "true",
+)
 
 
 @dataclass
@@ -35,7 +51,8 @@ class Log:
     """A log before it is written.
 
     kind: csv, json or parquet. unit: s, ms, us, ns, iso, or timestamp for a temporal Parquet column.
-    columns: column names by role. types, extra_types: Arrow types by role and by extra column (Parquet). files: names, and
+    columns: column names by role. types, extra_types: Arrow types by role and by extra column (Parquet). files:
+    names, and
     how many rows each holds. must_refuse, may_refuse: what is expected beside the dataset of the rows.
     others: further right answers, each as rows and the count of bad rows. lines_known: whether line numbers of bad
     rows can be predicted. spark: whether Spark can be asked too.

@@ -1,7 +1,8 @@
 """Hostile logs: each twist takes an ordinary log and makes it one that has been read wrongly, or could be.
 
 Every twist names the item of issue 15 that it stands for, or "" where nothing was wrong. A twist changes the log before
-it is written (`log`), or the files afterwards (`files`), and says what is right: the dataset of the rows, a refusal, or both.
+it is written (`log`), or the files afterwards (`files`), and says what is right: the dataset of the rows, a refusal,
+or both.
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import signal
-import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -44,11 +41,8 @@ class Spark:
             # The warehouse folder is never used, but Spark makes it where it is told.
             builder = builder.config("spark.sql.warehouse.dir", str(work / "warehouse"))
             builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")
-            # Ctrl-C cuts Spark's connection, which its library would report with a traceback.
-            logging.getLogger("py4j").setLevel(logging.CRITICAL)
         if master is not None:
             builder = builder.master(master)
-        on_interrupt = signal.getsignal(signal.SIGINT)
         self._session = (
             builder.config("spark.sql.session.timeZone", "UTC")
             # Times of day without a zone are UTC on every engine; nanoseconds are otherwise unreadable.
@@ -59,9 +53,6 @@ class Spark:
             .config("spark.sql.execution.arrow.pyspark.enabled", "true")
             .getOrCreate()
         )
-        if self._own and threading.current_thread() is threading.main_thread():
-            # Spark's own handler asks for the jobs in the middle of another question; stopping the session ends them.
-            signal.signal(signal.SIGINT, on_interrupt)
         if self._own and str(self._session.sparkContext.master).startswith("local"):
             # 200 tasks a shuffle, Spark's default, is made for a cluster.
             self._session.conf.set("spark.sql.shuffle.partitions", "8")
