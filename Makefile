@@ -11,7 +11,7 @@ QUICK := $(patsubst %,tests/test_%.py,rotation theory phases query_times modules
   data_protocols atomic docs) --deselect 'tests/test_phases.py::test_circular_phase_error_against_rationals[triton]' \
   --deselect tests/test_modules.py::test_compile_fullgraph
 
-.PHONY: setup demo reproduce quick test lint unit test-spark clean
+.PHONY: setup demo reproduce quick test lint unit test-spark fuzz clean
 .DEFAULT_GOAL := test
 
 setup: $(VENV)/.installed
@@ -53,6 +53,12 @@ unit: setup
 # The same preparation on Spark in local mode; needs Java 17.
 test-spark: setup
 	$(BIN)/python -m pytest -m spark
+
+# Random logs against an oracle, damaged folders, kills (SECURITY.md): make fuzz SECONDS=60 SEED=0
+SECONDS ?= 60
+SEED ?= 0
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist

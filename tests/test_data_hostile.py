@@ -94,10 +94,12 @@ def test_a_folder_named_like_a_column(tmp_path: Path, folder: str, suffix: str) 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_name_with_the_characters_of_a_glob(tmp_path: Path, name: str, suffix: str) -> None:
     write = {".csv": write_csv, ".parquet": write_parquet}[suffix]
-    write(tmp_path / f"log1{suffix}", [(2, 9, START)] * 3)
-    log = write(tmp_path / f"{name}{suffix}", ROWS)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    write(logs / f"log1{suffix}", [(2, 9, START)] * 3)
+    log = write(logs / f"{name}{suffix}", ROWS)
     assert unnumbered(prepared(log, tmp_path / "out")) == EVENTS
-    assert prepared(tmp_path / f"lo*{suffix}" if name != "lo*" else tmp_path, tmp_path / "all").num_events in (3, 11)
+    assert prepared(logs / f"lo*{suffix}" if name != "lo*" else logs, tmp_path / "all").num_events in (3, 11)
 
 
 def test_a_folder_counts_every_file_once(tmp_path: Path) -> None:

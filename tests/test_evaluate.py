@@ -365,7 +365,7 @@ def test_the_command_refuses_other_data_and_other_settings(data: Sequences, tmp_
     with pytest.raises(FileNotFoundError, match=r"data\.json"):
         command(tmp_path)
     assert not list(run.glob("*.npz"))
-    model = SequentialRecommender(preset("hstu", TINY), data.num_items + 1, data.time_span)
+    model = SequentialRecommender(preset("hstu-trope", TINY), data.num_items + 1, data.time_span)
     model.save_pretrained(run / "best")
     with pytest.raises(ValueError, match="another catalogue"):
         command(run)
