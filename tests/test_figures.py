@@ -21,6 +21,7 @@ from training import one_thread, tiny, tiny_data  # noqa: F401
 from typer.testing import CliRunner
 
 from trope.cli.main import app
+from trope.data.printable import printable
 from trope.data.sequences import Sequences
 from trope.figures import curve as figure_curve
 from trope.figures import frequencies as figure_frequencies
@@ -52,7 +53,6 @@ from trope.figures.numbers import (
 from trope.figures.page import write_report
 from trope.figures.run import RunView, burstiness, example, histories, open_run, test_users, whose
 from trope.figures.style import balance, content, finish, page
-from trope.figures.visible import visible
 from trope.kernels.attention.reference import attention, time_buckets
 from trope.kernels.norm import norm
 from trope.kernels.project import project
@@ -397,11 +397,11 @@ def test_ids_are_drawn_as_they_are(tmp_path: Path) -> None:
         *captions, items = (m.draw(view) for m in (figure_geometry, figure_layers, figure_moment, figure_items))
     ids, known = hostile.ids("user_ids"), hostile.ids("item_ids")
     assert ids is not None and known is not None
-    name = visible(str(ids[int(example(view).users[0])]))
+    name = printable(str(ids[int(example(view).users[0])]))
     for drawn in captions:
         assert f"test user {name} of $\\frac{{1$ <b>" in drawn.caption
     titles = {axes.get_title(loc="left") for axes in items.figure.axes}
-    assert len(titles) == 6 and titles <= {f"item {visible(str(each))}" for each in known.to_list()}
+    assert len(titles) == 6 and titles <= {f"item {printable(str(each))}" for each in known.to_list()}
     svg = content(items.figure, "svg")
     ElementTree.fromstring(svg)
     page = write_report(run, [(items, svg), (captions[0], b"<svg/>")], tmp_path / "report.html").read_text()

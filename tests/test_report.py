@@ -18,6 +18,7 @@ from training import SIZE, tiny_data
 from typer.testing import CliRunner
 
 from trope.cli import main as cli
+from trope.data.printable import printable
 from trope.data.sequences import Sequences
 from trope.evaluate.metrics import paired_bootstrap, per_user
 from trope.evaluate.saved_ranks import load
@@ -32,7 +33,6 @@ from trope.experiments.report.page import Cell, Grid, Page, Section
 from trope.experiments.report.screen import show_section, show_warnings
 from trope.experiments.variants import choose
 from trope.figures import html
-from trope.figures.visible import visible
 from trope.runs import REFIT
 from trope.times import DAY
 
@@ -333,7 +333,7 @@ def test_control_characters_and_markup_in_names_are_shown_and_do_nothing() -> No
         assert "\x1b" not in text and "\u202e" not in text and "x1b" in text and "u202e" in text
     assert "[/bold]\\x1b[31m\\n\\u202e<b>[link](x)" in written[2]
     assert "<b>[" not in written[0] and "\\[link]" in written[1]
-    assert visible("Crème brûlée 日本 👩‍🍳 \\n") == "Crème brûlée 日本 👩‍🍳 \\n"
+    assert printable("Crème brûlée 日本 👩‍🍳 \\n") == "Crème brûlée 日本 👩‍🍳 \\n"
 
 
 def test_the_live_table_shows_escape_codes_of_a_failed_run(data: Sequences, tmp_path: Path) -> None:

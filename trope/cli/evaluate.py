@@ -82,15 +82,15 @@ def _show(results: dict[str, EvalResult], title: str, equal: list[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from trope.figures.visible import visible
+    from trope.data.printable import printable
 
     summary = _summary(results)
     counts = f"{summary['users']:,} users, {summary['positives']:,} positives, percent"
     # Names are those of folders, which may look like markup.
-    above = Text(f"{visible(title)}\n{counts}", "table.title")
+    above = Text(f"{printable(title)}\n{counts}", "table.title")
     table = Table("", title=above, title_justify="left", box=None)
     for name in results:
-        table.add_column(Text(visible(name)), justify="right")
+        table.add_column(Text(printable(name)), justify="right")
     for metric in next(iter(results.values())).metrics:
         table.add_row(metric, *(f"{100 * result.metrics[metric]:.2f}" for result in results.values()))
     console = Console(highlight=False)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trope.data.folder import read_array
+from trope.data.printable import printable
 from trope.data.protocols import tied_share
 from trope.times import say_duration, say_moment
 
@@ -29,10 +30,10 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     grid.add_column()
     numbers = [f"{counts[name]:,} {name}" for name in ("users", "items", "events", "baskets") if name in counts]
     rows = meta["source"]["rows"] + meta["dropped"]["rows"]["without_group"]
-    grid.add_row("dataset", _plain(out))
-    grid.add_row("read", _plain(f"{rows:,} rows of {meta['source']['name']}"))
+    grid.add_row("dataset", Text(printable(out)))
+    grid.add_row("read", Text(printable(f"{rows:,} rows of {meta['source']['name']}")))
     for number, line in enumerate(_dropped(meta) or ["nothing"]):
-        grid.add_row("" if number else "dropped", _plain(line))
+        grid.add_row("" if number else "dropped", Text(printable(line)))
     grid.add_row("kept", ", ".join(numbers))
     grid.add_row("time", " to ".join(say_moment(moment) for moment in meta["time_span"]["all"]))
     grid.add_row("protocol", protocol["name"] + _holdout(protocol))
@@ -106,11 +107,6 @@ def _warn_of_few(meta: dict[str, Any]) -> str:
     return said + "A larger log would have more."
 
 
-def _plain(text: object) -> Text:
-    """Text that may hold anything, for the terminal: brackets are no markup, and control characters are spelled out."""
-    return Text("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text)))
-
-
 def _hint_at_ties(meta: dict[str, Any], out: Path) -> str:
     """Advice for data where events of a user share their time, as the lines of a basket do; else ""."""
     protocol = meta["protocol"]["name"]
@@ -135,9 +131,9 @@ def _print_bad(meta: dict[str, Any], console: Console) -> None:
     word = "line" if meta["source"]["kind"] in ("csv", "json") else "row"
     console.print(f"\n[yellow]{bad['count']:,} bad rows left out[/yellow]")
     for reason, count in bad["reasons"].items():
-        console.print(_plain(f"  {count:>9,}  {reason}"))
+        console.print(Text(printable(f"  {count:>9,}  {reason}")))
     for row in bad["first"]:
-        console.print(_plain(f"  {row['file']} {word} {row['row']}: {row['reason']}"))
+        console.print(Text(printable(f"  {row['file']} {word} {row['row']}: {row['reason']}")))
 
 
 def _print_paper(rows: dict[str, dict[str, Any]], console: Console) -> None:

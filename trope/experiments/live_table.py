@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from trope.data.printable import printable
 from trope.experiments.pool import Outcome, Run
 from trope.experiments.progress import Progress
-from trope.figures.visible import visible
 
 REFRESH_SECONDS, LINE_SECONDS = 1.0, 60.0
 """Seconds between two drawings of the table, and between two plain lines about a run."""
@@ -91,10 +91,10 @@ class LiveTable:
             progress.run.folder.name, shown, f"{progress.epoch}/{progress.epochs}", best, f"{progress.seconds:.0f}",
             reason,
         ]  # fmt: skip
-        return [Text(visible(text), _STYLES.get(state, "")) for text in texts]
+        return [Text(printable(text), _STYLES.get(state, "")) for text in texts]
 
     def _say(self, run: Run, said: str, count: str = "") -> None:
-        self.console.print(Text(visible(f"{count:>7}  {run.folder.name:<24} {said}")))
+        self.console.print(Text(printable(f"{count:>7}  {run.folder.name:<24} {said}")))
 
     def __len__(self) -> int:
         return len(self.states)

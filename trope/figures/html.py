@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from html import escape as escape_signs
 from typing import NewType
 
-from trope.figures.visible import visible
+from trope.data.printable import printable
 
 Markup = NewType("Markup", str)
 """HTML whose text is already escaped."""
@@ -63,7 +63,7 @@ summary { cursor: pointer; font-weight: 600; } details[open] > summary { margin-
 
 def escape(words: str) -> str:
     """Text for HTML: its signs are escaped, quotes as well, and its control characters are spelled out."""
-    return escape_signs(visible(words))
+    return escape_signs(printable(words))
 
 
 def document(title: str, *parts: Markup) -> str:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from trope.data.folder import Ids
 from trope.data.inspect.calendar import tells_phase
+from trope.data.printable import printable
 from trope.data.sequences import EvalBatch, Sequences
-from trope.figures.visible import visible
 from trope.models.recommender import SequentialRecommender
 from trope.rotary import TRoPE
 from trope.runs import BEST, check_model_config
@@ -91,7 +91,7 @@ def whose(view: RunView, batch: EvalBatch) -> str:
 
 def shown_id(ids: Ids | None, place: int) -> str:
     """The original id at a place from 0, cut where it is long; or its number from 1 where the dataset keeps no ids."""
-    return f"number {place + 1}" if ids is None else visible(str(ids[place]))[:LONGEST_ID]
+    return f"number {place + 1}" if ids is None else printable(str(ids[place]))[:LONGEST_ID]
 
 
 def visits(times: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from trope.data.printable import printable
 from trope.figures.style import BLUE, FORMATS, PALE, VERMILION, content, save
-from trope.figures.visible import visible
 
 Floats = npt.NDArray[np.float64]
 # The baseline, then T-RoPE. Colour-blind readers can tell the colours apart, and line styles work without colour.
@@ -55,8 +55,8 @@ def _figure(panels: Sequence[Panel], moments: npt.NDArray[np.int64], title: str)
     for axis, panel in zip(axes.flat, panels, strict=True):
         axis.fill_between(days, _relative(panel.bought), color=PALE, lw=0, label="bought")
         for (model, share), (colour, style, width) in zip(panel.recommended.items(), STYLES, strict=True):
-            axis.plot(days, _relative(share), style, color=colour, lw=width, label=f"recommended by {visible(model)}")
-        names = ", ".join(visible(name.lower())[:LONGEST].strip() for name in panel.names[:NAMED])
+            axis.plot(days, _relative(share), style, color=colour, lw=width, label=f"recommended by {printable(model)}")
+        names = ", ".join(printable(name.lower())[:LONGEST].strip() for name in panel.names[:NAMED])
         axis.set_title(f"Peak in {panel.quarter}\n{names}, ...", fontsize=9, loc="left")
         axis.set_ylim(bottom=0)
         axis.spines[["top", "right"]].set_visible(False)
@@ -65,7 +65,7 @@ def _figure(panels: Sequence[Panel], moments: npt.NDArray[np.int64], title: str)
     for axis in axes[:, 0]:
         axis.set_ylabel("share, 1 = mean over the moments")
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle(visible(title), fontsize=12, x=0.01, ha="left")
+    figure.suptitle(printable(title), fontsize=12, x=0.01, ha="left")
     return figure
 
 

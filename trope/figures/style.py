@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trope.atomic import atomic_file
-from trope.figures.visible import visible
+from trope.data.printable import printable
 from trope.times import DAY, HOUR, MINUTE, MONTH, WEEK, YEAR
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def page(height: float) -> Figure:
 
 def finish(name: str, figure: Figure, title: str, caption: str) -> Drawn:
     """Put the finding on top and how to read it below."""
-    title, caption = visible(title), visible(caption)
+    title, caption = printable(title), printable(caption)
     figure.suptitle(balance(_keep(title), 88), x=0.01, ha="left", fontsize=14, fontweight="bold")
     figure.supxlabel(textwrap.fill(_keep(caption), 145), x=0.01, ha="left", fontsize=9.5, color="#555555")
     return Drawn(name, title, caption, figure)

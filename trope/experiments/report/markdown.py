@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trope.data.printable import printable
 from trope.experiments.report.page import Cell, Grid, Page
-from trope.figures.visible import visible
 
 
 def to_markdown(page: Page) -> str:
@@ -33,7 +33,7 @@ def _cell(cell: Cell) -> str:
 
 def _escape(text: str) -> str:
     """Text whose signs for emphasis, cells, tags and links are escaped; control characters are spelled out."""
-    text = visible(text)
+    text = printable(text)
     for sign in ("\\", "*", "_", "|", "<", "`", "["):
         text = text.replace(sign, f"\\{sign}")
     return text

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trope.data.printable import printable
 from trope.evaluate.compare import Comparison
 from trope.evaluate.metrics import Interval
 from trope.experiments.report.page import Cell, Section
-from trope.figures.visible import visible
 
 FEW_SYSTEMS = 3
 """With more systems only the main metrics are printed."""
@@ -31,7 +31,7 @@ def show_comparison(comparison: Comparison, title: str, console: Console | None 
         table.columns[-1].overflow, table.columns[-1].no_wrap = "fold", heading != "run"
     for row, metric in enumerate(comparison.metrics):
         for system in comparison.systems if metric in shown else []:
-            name = Text(visible(system.name))
+            name = Text(printable(system.name))
             cells: list[str | Text] = [metric if system.difference is None else "", name]
             cells += _cells(system.values, row)
             if system.difference is not None:
@@ -40,7 +40,7 @@ def show_comparison(comparison: Comparison, title: str, console: Console | None 
             table.add_row(*cells)
     console = console or screen()
     console.print(table)
-    console.print(Text(f"\ndifference: from {visible(reference)}; * its interval does not contain 0"))
+    console.print(Text(f"\ndifference: from {printable(reference)}; * its interval does not contain 0"))
     if len(shown) < len(comparison.metrics):
         console.print(f"{len(shown)} of {len(comparison.metrics)} metrics are shown; --json writes all")
 
@@ -59,13 +59,13 @@ def show_section(section: Section, under: str, console: Console | None = None) -
         table.add_row(*map(_text, row))
     console = console or screen()
     console.print(table)
-    console.print(Text(f"\nsecond lines: {visible(under)}; * its interval does not contain 0", "dim"))
+    console.print(Text(f"\nsecond lines: {printable(under)}; * its interval does not contain 0", "dim"))
 
 
 def show_warnings(warnings: Iterable[str], console: Console | None = None) -> None:
     """Print the warnings that the pages of a report have, below an empty line."""
     console = console or screen()
-    lines = [Text.assemble(("Warning: ", "bold yellow"), visible(warning)) for warning in warnings]
+    lines = [Text.assemble(("Warning: ", "bold yellow"), printable(warning)) for warning in warnings]
     if lines:
         console.print("", *lines, sep="\n", soft_wrap=True)  # one warning, one line: a log can be searched
 
@@ -77,12 +77,12 @@ def screen() -> Console:
 
 
 def _title(words: str) -> Text:
-    return Text(visible(words), "table.title")
+    return Text(printable(words), "table.title")
 
 
 def _text(cell: Cell) -> Text:
-    text = Text(visible(cell.text.partition(" ± ")[0]), _MARKS.get(cell.mark, ""))
-    note = visible(cell.note) + (" *" if cell.tone else "")
+    text = Text(printable(cell.text.partition(" ± ")[0]), _MARKS.get(cell.mark, ""))
+    note = printable(cell.note) + (" *" if cell.tone else "")
     return text.append(f"\n{note}", "dim") if note else text
 
 

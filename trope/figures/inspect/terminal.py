@@ -20,7 +20,7 @@ from trope.data.inspect.summary import (
     lifetime_units,
     percent,
 )
-from trope.figures.visible import visible
+from trope.data.printable import printable
 
 _BAR = 12
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -29,8 +29,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 def show_report(report: Report, console: Console | None = None) -> None:
     """Print the report."""
     console = console or Console()
-    about = f", protocol {visible(report.protocol)}; all times are UTC\n"
-    console.print(Text.assemble((visible(report.name), "bold"), about))
+    about = f", protocol {printable(report.protocol)}; all times are UTC\n"
+    console.print(Text.assemble((printable(report.name), "bold"), about))
     console.print(_figures(report))
     week = report.week()
     rows = [
