@@ -32,6 +32,7 @@ BLOCKS: dict[str, BlockRules] = {
     "hstu": BlockRules(relative_bias=True),
     "sasrec": BlockRules(heads_fill_width=True),
     "tisasrec": BlockRules(heads_fill_width=True, rotary=False),
+    "transformer": BlockRules(heads_fill_width=True),
 }
 
 
@@ -39,11 +40,11 @@ BLOCKS: dict[str, BlockRules] = {
 class ModelConfig:
     """The network: a block, its bias and its size.
 
-    block: the layer that is stacked: hstu, sasrec or tisasrec.
+    block: the layer that is stacked: hstu, sasrec, tisasrec, or transformer (RMSNorm, softmax attention, SwiGLU).
     width: E, the length of item vectors.
     blocks: how many layers.
     heads: H, attention heads of a layer.
-    head_dim: D, dims of a head. sasrec and tisasrec need heads * head_dim = width.
+    head_dim: D, dims of a head. All blocks but hstu need heads * head_dim = width.
     max_len: L, the longest history; longer ones are cut to their last events.
     predicts: what an event is trained to predict. next-event: the next one, as in the paper. next-moment: one of the
         user's events at the next later time, drawn anew each epoch and seen from that time. Use it for baskets, whose
@@ -54,6 +55,8 @@ class ModelConfig:
     gate_floor: floor on the standard deviation in the norm before HSTU's gate. none: the public code's epsilon. auto:
         1 at a width of 512, in proportion to the width. Without a floor, trainings with T-RoPE can diverge
         (docs/method.md).
+    pulse: add to the scores what everybody chooses now and what the user chose before, counted from the events. Some
+        forty weights say how much; they are fitted on the validation events (docs/method.md).
     """
 
     block: str = "hstu"
@@ -67,6 +70,7 @@ class ModelConfig:
     position_bias: bool = True
     time_bias: bool = True
     gate_floor: float | Literal["auto"] | None = None
+    pulse: bool = False
 
     @property
     def floor(self) -> float | None:
@@ -277,9 +281,13 @@ def _check_training(config: Config) -> None:
 
 
 _TRANSFORMER = ModelConfig(block="sasrec", position_bias=False, time_bias=False)
+_MODERN = dataclasses.replace(_TRANSFORMER, block="transformer")
 PRESETS: dict[str, Config] = {
     "sasrec": Config(_TRANSFORMER),
     "sasrec-trope": Config(_TRANSFORMER, RotaryConfig(kind="trope")),
+    "transformer": Config(_MODERN),
+    "transformer-trope": Config(_MODERN, RotaryConfig(kind="trope", readout="auto")),
+    "trope": Config(dataclasses.replace(_MODERN, pulse=True), RotaryConfig(kind="trope", readout=0.25)),
     "tisasrec": Config(dataclasses.replace(_TRANSFORMER, block="tisasrec")),
     "hstu": Config(ModelConfig(time_bias=False)),
     "hstu-time": Config(),

@@ -8,6 +8,7 @@
     tensorboard/         the same numbers, where TensorBoard is installed
     checkpoints/         to resume from; see `trope.train.checkpoint`
     best/                the model with the best validation; after a refit, the refitted model
+    pulse.json           with model.pulse: its weights, and what they gained on validation; see `trope.train.pulse`
     refit/               with train.refit: log.jsonl and checkpoints/ of the second training
     ranks-test.npz       at the end: where best/ ranked each test positive; see `trope.evaluate.saved_ranks`
     metrics.json         at the end: validation of the best epoch, and test of the model in best/
@@ -42,7 +43,7 @@ from trope.settings import check_type, read_saved_toml, to_dict, to_toml
 CONFIG, ENVIRONMENT, DATA = "config.toml", "env.json", "data.json"
 METRICS, RANKS = "metrics.json", "ranks-{split}.npz"
 LOG, TENSORBOARD, OUTPUT, LOCK = "log.jsonl", "tensorboard", "output.txt", ".lock"
-CATALOGUE, BEST, CHECKPOINTS, REFIT = "catalogue", "best", "checkpoints", "refit"
+CATALOGUE, BEST, CHECKPOINTS, REFIT, PULSE = "catalogue", "best", "checkpoints", "refit", "pulse.json"
 # Of a model folder.
 WEIGHTS, MODEL_CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 # Of a checkpoint.

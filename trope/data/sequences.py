@@ -164,6 +164,19 @@ class Sequences:
         meta = {**self.meta, "time_span": {**self.meta["time_span"], "train": span}}
         return Sequences(self.path, meta, {**self._tensors, "splits": splits})
 
+    def validated_from(self, moment: int) -> Sequences:
+        """The same data asked at a later moment of the validation window; for `holdout`.
+
+        Events of the window before `moment` are history then, and those from it on are the positives.
+        """
+        cutoff = self.protocol.t_now("test")
+        assert cutoff is not None, "only a holdout has a window"
+        users = torch.arange(self.num_users, device=self.device)
+        past = torch.minimum(self.count_before(users, moment), self.valid_end.long()).to(self.valid_end.dtype)
+        splits = torch.stack((past, self.valid_end, self.test_start, self.test_end))
+        meta = {**self.meta, "protocol": {"name": "holdout", "cutoff": cutoff, "window": cutoff - moment}}
+        return Sequences(self.path, meta, {**self._tensors, "splits": splits})
+
     @property
     def device(self) -> torch.device:
         """Where batches are cut."""

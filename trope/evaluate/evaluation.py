@@ -22,6 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trope.data.sequences import EvalBatch, Sequences
+from trope.evaluate.live import LiveScorer, users_at_a_time
 from trope.evaluate.metrics import Floats, Ints, Places, average, per_user
 from trope.evaluate.ranking import Cells, TileScores, check_finite, count_places, dot_scores
 from trope.evaluate.ranking.places import TILE
@@ -29,6 +30,7 @@ from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.evaluate.ranking.user_batches import Encode, UserBatches, no_users, rank_on_device
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.ranking import Catalogue
+from trope.models.pulse import Pulse
 
 Scorer = Callable[[EvalBatch], TileScores]
 """What is evaluated: takes a batch of users, gives a function that scores a range of items for them."""
@@ -86,6 +88,7 @@ def evaluate(
     precision: Precision = "auto",
     backend: Backend = "auto",
     batch: int = USERS_AT_A_TIME,
+    live: bool = True,
 ) -> EvalResult:
     """Rank the catalogue for every user of a split by a model.
 
@@ -96,13 +99,19 @@ def evaluate(
     backend: triton (auto on a GPU) ranks by the kernel; torch ranks by tiles of scores. They differ in how a score is
         rounded, by about the last bit of float32.
     batch: users at a time, for torch; the kernel's batches are larger.
+    live: use the model's pulse where it has one that is fitted. Scores are then made by tiles on every device.
     """
     was_training = model.training
     model.train(False)
     try:
         with torch.inference_mode():
             item_VE = _item_vectors(model, data)
-            encode = _encoder(model, item_VE.device, precision)
+            encode = encoder(model, item_VE.device, precision)
+            pulse = getattr(model, "pulse", None)
+            if live and isinstance(pulse, Pulse) and pulse.is_fitted:
+                by_pulse = LiveScorer(pulse, encode, item_VE, data, split)
+                batch = users_at_a_time(data.num_items, batch)
+                return rank_users(by_pulse, data, split, filter_seen, max_len, progress, batch=batch)
             if resolve_backend(backend, item_VE) == "torch":
                 scorer = _by_vectors(encode, item_VE)
                 return rank_users(scorer, data, split, filter_seen, max_len, progress, batch=batch)
@@ -159,7 +168,7 @@ def _item_vectors(model: Model, data: Sequences) -> Tensor:
     return item_VE
 
 
-def _encoder(model: Model, device: torch.device, precision: Precision) -> Encode:
+def encoder(model: Model, device: torch.device, precision: Precision) -> Encode:
     """The model's `encode_last`, under bf16 autocast if asked for."""
     if precision == "fp32" or (precision == "auto" and device.type == "cpu"):
         return model.encode_last

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from trope.models.block import Block
 from trope.models.hstu import HSTUBlock
+from trope.models.modern import ModernBlock
 from trope.models.transformer import SASRecBlock, TiSASRecBlock
 
-BLOCKS: dict[str, type[Block]] = {"hstu": HSTUBlock, "sasrec": SASRecBlock, "tisasrec": TiSASRecBlock}
+BLOCKS: dict[str, type[Block]] = {
+    "hstu": HSTUBlock,
+    "sasrec": SASRecBlock,
+    "tisasrec": TiSASRecBlock,
+    "transformer": ModernBlock,
+}

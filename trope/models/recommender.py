@@ -21,6 +21,7 @@ from trope.models import pretrained
 from trope.models.blocks import BLOCKS
 from trope.models.context import Context, Stream
 from trope.models.items import EPS, ItemTable
+from trope.models.pulse import Pulse
 from trope.rotary import TimeReadout, query_times
 from trope.rotary.base import sequence_of
 
@@ -52,6 +53,11 @@ class SequentialRecommender(nn.Module):
             self.readout = TimeReadout(
                 model.width, time_span, config.readout_share, config.rotary.learnable, check_values=False
             )
+
+        self.pulse: Pulse | None = None
+        if model.pulse:
+            turning = 0 if self.readout is None else self.readout.turn.head_dim
+            self.pulse = Pulse(num_items, turning, time_span[1])
 
     @property
     def num_items(self) -> int:

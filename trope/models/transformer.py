@@ -68,11 +68,11 @@ class TiSASRecBlock(TransformerBlock):
 class CausalAttention(nn.Module):
     """Softmax attention; a rotary encoding is the same drop-in as anywhere else."""
 
-    def __init__(self, config: ModelConfig, rotary: Rotation | None) -> None:
+    def __init__(self, config: ModelConfig, rotary: Rotation | None, bias: bool = True) -> None:
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.out = nn.Linear(config.width, config.width)
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=bias)
+        self.out = nn.Linear(config.width, config.width, bias=bias)
         self.rotary = rotary
 
     def forward(self, x_TE: Tensor, context: Context) -> Tensor:

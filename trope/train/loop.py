@@ -27,7 +27,7 @@ from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
 from trope.evaluate.evaluation import evaluate
 from trope.models.recommender import SequentialRecommender
-from trope.runs import BEST, METRICS, REFIT, RunLock, open_run, seal, write_json
+from trope.runs import BEST, METRICS, PULSE, REFIT, RunLock, open_run, seal, write_json
 from trope.train import checkpoint
 from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
@@ -36,6 +36,7 @@ from trope.train.fused import FusedStep
 from trope.train.log import RunLog
 from trope.train.optimizer import make_optimizer, set_learning_rates
 from trope.train.process import StopRequest, matmul_precision, reproducible, stop_signals
+from trope.train.pulse import fit_pulse, keep_counts, read_pulse
 from trope.train.step import Feed, Objective, seed_for
 
 LOG_EVERY = 50
@@ -80,6 +81,8 @@ def train(
         trainer = Trainer(data, config, run, group, resume, None, lock)
         trainer.run(stop, checkpoint_seconds, progress)
         chosen, seconds = trainer.state, trainer.state.seconds
+        if config.model.pulse:
+            trainer.fit_pulse()
         del trainer  # its data, graphs and moments
         if all_data is not None:
             factors = chosen.factors[: chosen.best_epoch]
@@ -87,6 +90,7 @@ def train(
                 tqdm.write(f"refit: {chosen.best_epoch} epochs, as validation chose, with its events too")
             trainer = Trainer(all_data, config, run / REFIT, group, True, factors)
             trainer.run(stop, checkpoint_seconds, progress)
+            trainer.take_pulse(run, chosen.best_epoch)
             trainer.publish(run)
             seconds += trainer.state.seconds
             del trainer
@@ -154,6 +158,7 @@ class Trainer:
         group.wait()  # everyone has read the checkpoint before the first process may remove it
         if group.is_first:
             self.checkpoints.tidy()
+            self.take_pulse(run, self.state.best_epoch)
             if not (run / REFIT).is_dir():  # else RUN/best may be the refitted model already
                 self.checkpoints.publish_best(self.model, self.state)
 
@@ -246,7 +251,7 @@ class Trainer:
             self._follow_factors()
         elif state.epoch % train.eval_every == 0 or state.epoch == train.epochs:
             seen, max_len = self.config.eval.filter_seen, self.config.model.max_len
-            metrics = evaluate(self.model, self.data, "valid", seen, max_len).metrics
+            metrics = evaluate(self.model, self.data, "valid", seen, max_len, live=False).metrics
             score = self.group.first_says(metrics[train.criterion])
             if state.best is None or score > state.best:
                 state.best, state.best_epoch, state.best_metrics = score, state.epoch, metrics
@@ -258,6 +263,27 @@ class Trainer:
         rate = float(self.optimizer.param_groups[0]["lr"])
         log.write(state, epoch_loss=mean_loss, lr=rate, seconds=state.seconds, **metrics)
         self.save()
+
+    def fit_pulse(self) -> None:
+        """Fit the pulse of the model that validation chose, unless that was done, and publish it with the model."""
+        run, epoch = self.run_folder, self.state.best_epoch
+        if self.group.is_first and read_pulse(run, epoch) is None:
+            with written_into(run):
+                model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
+                seed = seed_for(self.config.train.seed, "pulse")
+                found = fit_pulse(model, self.data, self.config, seed)
+                keep_counts(model, self.data)
+                write_json(run / PULSE, seal({"best_epoch": epoch, **found}))
+                checkpoint.publish(model, run)
+        self.group.wait()
+
+    def take_pulse(self, run: Path, epoch: int) -> None:
+        """Take over the weights that were fitted for the model of an epoch, if they were, with these data's counts."""
+        found = read_pulse(run, epoch) if self.config.model.pulse else None
+        if found is not None:
+            assert self.model.pulse is not None
+            self.model.pulse.take_weights(found["weights"])
+            keep_counts(self.model, self.data)
 
     def publish(self, run: Path) -> None:
         """Make the model as it is now that of a run."""

@@ -1,0 +1,60 @@
+"""Scores of a model with a pulse: cosines, everybody's counts at each user's moment, and the user's own items.
+
+Shapes: B users of a batch, M their distinct moments, E width, V items, K half-lives.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trope.data.sequences import EvalBatch, Sequences
+from trope.evaluate.ranking import Cells, TileScores, check_finite, dot_scores
+from trope.evaluate.ranking.user_batches import Encode
+from trope.models.pulse import CountStream, OwnItems, Pulse, own_items
+
+# Scores of everybody's part held at a time.
+MOST_SCORES = 1 << 26
+
+
+class LiveScorer:
+    """Scores by a model and its pulse; users must come in the order of t_now, as `rank_users` has them.
+
+    What counts at a moment are the events of the split's histories that lie strictly before it.
+
+    encode: histories to vectors. items_VE: the items' vectors. split: valid or test.
+    """
+
+    def __init__(self, pulse: Pulse, encode: Encode, items_VE: Tensor, data: Sequences, split: str) -> None:
+        self.pulse, self.encode, self.items_VE, self.data, self.split = pulse, encode, items_VE, data, split
+        events = data.first_events(data.split_range(split)[0])
+        self.stream = CountStream(data.items[events], data.times[events], pulse.half_lives, data.num_items)
+
+    def __call__(self, batch: EvalBatch) -> TileScores:
+        out_BE = self.encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
+        check_finite(out_BE, "outputs")
+        lengths_B, own = self.own(batch)
+        dots = dot_scores(self.pulse.scale(out_BE, lengths_B, batch.t_now), self.items_VE)
+        moments_M, moment_B = torch.unique(batch.t_now, return_inverse=True)
+        shares = self.stream.at(moments_M)
+        everybody = [self.pulse.of_everybody(each, moment) for each, moment in zip(shares, moments_M, strict=True)]
+        everybody_MV = torch.stack(everybody)
+        cells, own_C = Cells(own.rows_C, own.items_C), self.pulse.of_own(own)
+
+        def scores(first: int, last: int) -> Tensor:
+            tile_BV = dots(first, last) + everybody_MV[:, first:last][moment_B]
+            here, mine = cells.within(first, last)
+            return tile_BV.index_put_((mine.rows, mine.items), own_C[here], accumulate=True)
+
+        return scores
+
+    def own(self, batch: EvalBatch) -> tuple[Tensor, OwnItems]:
+        """How long the users' whole histories are, and what they hold."""
+        lengths_B = self.data.split_range(self.split)[0][batch.users].long()
+        history = self.data.whole_histories(batch.users, lengths_B)
+        return lengths_B, own_items(*history, batch.t_now, self.pulse.half_lives, self.data.num_items)
+
+
+def users_at_a_time(num_items: int, most: int) -> int:
+    """How many users may have moments of their own without too much memory."""
+    return max(1, min(most, MOST_SCORES // (num_items + 1)))

@@ -1,0 +1,7 @@
+"""The pulse: what everybody does now and what this user did before, as facts beside the network (docs/method.md)."""
+
+from trope.models.pulse.counts import HALF_LIVES, CountStream, DecayedCounts, active_half_lives
+from trope.models.pulse.head import Pulse
+from trope.models.pulse.own import OwnItems, own_items
+
+__all__ = ["HALF_LIVES", "CountStream", "DecayedCounts", "OwnItems", "Pulse", "active_half_lives", "own_items"]

@@ -1,0 +1,81 @@
+"""Decayed counts: how often everybody chose each item, where an event counts half after each half-life.
+
+A bank of half-lives, multiscale as T-RoPE's own: what is popular this hour, this week, this year. Counts are facts and
+need no training: they follow the events. Only events strictly before a moment count at it.
+
+Shapes: K half-lives, V items (ids 1 .. V; column 0 is padding), N events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# From a quarter of an hour to 7.5 years, each four times the one before.
+HALF_LIVES = tuple(900 * 4**k for k in range(10))
+# Added to each item's count. An item without events is rare, not impossible; with 0.1 the pulse followed single events.
+PRIOR = 1.0
+_GRAINS = (86_400, 3_600, 60)
+
+
+def active_half_lives(times_N: Tensor, span: int) -> list[int]:
+    """Places in `HALF_LIVES` that a log can tell apart: no shorter than its times' unit, no longer than its span."""
+    grain = next((unit for unit in _GRAINS if not bool((times_N % unit).any())), 1)
+    found = [place for place, seconds in enumerate(HALF_LIVES) if grain <= seconds <= span]
+    return found or [0]
+
+
+class DecayedCounts:
+    """Counts of every item at a moment that only moves forward.
+
+    half_lives: seconds, [K].
+    """
+
+    def __init__(self, half_lives: Tensor, num_items: int) -> None:
+        self.half_lives_K = half_lives.double()
+        self.counts_KV = torch.zeros((len(half_lives), num_items + 1), dtype=torch.float64, device=half_lives.device)
+        self.moment: int | None = None
+
+    def move(self, moment: int, items_N: Tensor, times_N: Tensor) -> None:
+        """Go on to `moment` and count events since the last one; they must lie strictly before it."""
+        if self.moment is not None:
+            assert moment >= self.moment, "counts only move forward"
+            self.counts_KV *= self._left(torch.tensor(moment - self.moment, device=times_N.device))
+        self.moment = moment
+        if len(items_N):
+            self.counts_KV.index_add_(1, items_N.long(), self._left(moment - times_N))
+
+    def log_shares(self) -> Tensor:
+        """log of each item's share of all counts, float32 [K, V + 1]; shares compare between days, counts do not."""
+        counts_KV = self.counts_KV.float()
+        counts_KV[:, 0] = 0
+        total_K1 = counts_KV.sum(1, keepdim=True) + PRIOR * (counts_KV.shape[1] - 1)
+        return ((counts_KV + PRIOR) / total_K1).log_()
+
+    def _left(self, seconds: Tensor) -> Tensor:
+        """What is left of a count after `seconds`, [K, ..]."""
+        return torch.exp2(-seconds.double().reshape(1, -1) / self.half_lives_K[:, None])
+
+
+class CountStream:
+    """Counts of a log at rising moments.
+
+    items_N, times_N: events in any order.
+    """
+
+    def __init__(self, items_N: Tensor, times_N: Tensor, half_lives: Tensor, num_items: int) -> None:
+        self.times_N, order = torch.sort(times_N, stable=True)
+        self.items_N = items_N[order]
+        self.counts = DecayedCounts(half_lives.to(times_N.device), num_items)
+        self._done = 0
+
+    def at(self, moments: Tensor) -> Iterator[Tensor]:
+        """Log shares at `moments`, which rise and lie after those of the call before; each float32 [K, V + 1]."""
+        ends = torch.searchsorted(self.times_N, moments).tolist()
+        for moment, end in zip(moments.tolist(), ends, strict=True):
+            new = slice(self._done, max(end, self._done))
+            self.counts.move(moment, self.items_N[new], self.times_N[new])
+            self._done = new.stop
+            yield self.counts.log_shares()

@@ -1,0 +1,110 @@
+"""The pulse's weights: how cosines, everybody's counts and the user's own items become one score.
+
+    score(u, i, t) = <scaled output, item> + sum_k w_k log share_k(i, t) + v . own(u, i, t)
+
+The scale of the output may differ between its turning and its standing planes, with the length of the history and with
+the model's age; the weights of the shares with the age. Some forty numbers, fitted on events that the network has not
+seen (`trope.train.pulse`): networks are overconfident about days they have not seen, and a plane that only remembers
+days falls silent here. Until they are fitted the score is the cosine.
+
+Shapes: B users, V items, K half-lives, C own items, F features, E width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trope.models.pulse.counts import HALF_LIVES, DecayedCounts
+from trope.models.pulse.own import FEATURES, OwnItems
+
+WEIGHTS = ("network", "everybody", "own", "age_unit")
+_MIDDLE_LENGTH = 2.5  # log of 12 events: the length of a history is counted from here
+
+
+class Pulse(nn.Module):
+    """Weights of the score's parts, and the counts at the end of training. Buffers: the optimiser leaves them alone.
+
+    Args:
+        num_items: V.
+        turning: how many of the output's first dims turn with the moment (the readout's).
+        trained_until: the last time of the training events; a model's age begins there.
+    """
+
+    def __init__(self, num_items: int, turning: int, trained_until: int) -> None:
+        super().__init__()
+        self.turning, self.trained_until = turning, trained_until
+        K = len(HALF_LIVES)
+        # Rows: the part itself, times log length, times age. Columns: standing and turning planes.
+        self.register_buffer("network", torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]))
+        self.register_buffer("everybody", torch.zeros(2, K))  # rows: the log shares, times age
+        self.register_buffer("own", torch.zeros(FEATURES + K))
+        self.register_buffer("age_unit", torch.zeros((), dtype=torch.int64))  # 0: it knows no age
+        self.register_buffer("counts", torch.zeros(K, num_items + 1))
+        self.register_buffer("counted_until", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the weights say anything but the cosine."""
+        return bool(self.get_buffer("everybody").any() or self.get_buffer("own").any())
+
+    @property
+    def half_lives(self) -> Tensor:
+        """Seconds, float64 [K]."""
+        return torch.tensor(HALF_LIVES, dtype=torch.float64, device=self.get_buffer("own").device)
+
+    def age(self, t_now_B: Tensor) -> Tensor:
+        """The model's age, float32 [B]: 0 while it is fresh, 1 after one unit, and no more later."""
+        unit = int(self.get_buffer("age_unit"))
+        if unit == 0:
+            return torch.zeros_like(t_now_B, dtype=torch.float32)
+        return ((t_now_B - self.trained_until).double() / unit).clamp(0, 1).float()
+
+    def scale(self, out_BE: Tensor, lengths_B: Tensor, t_now_B: Tensor) -> Tensor:
+        """The network's outputs, scaled: their dot products with items are the first part of the score.
+
+        lengths_B: of the whole histories.
+        """
+        about_B3 = scale_features(lengths_B, self.age(t_now_B))
+        standing_B, turning_B = (about_B3 @ self.get_buffer("network")).unbind(1)
+        parts = (
+            out_BE[:, : self.turning] * turning_B[:, None],
+            out_BE[:, self.turning :] * standing_B[:, None],
+        )
+        return torch.cat(parts, dim=1)
+
+    def of_everybody(self, log_shares_KV: Tensor, moment: Tensor) -> Tensor:
+        """The second part of the score at one moment, [V + 1]."""
+        plain_K, with_age_K = self.get_buffer("everybody")
+        return (plain_K + self.age(moment) * with_age_K) @ log_shares_KV
+
+    def of_own(self, own: OwnItems) -> Tensor:
+        """The third part of the score, for the users' own items, [C]."""
+        return own.features_CF @ self.get_buffer("own")
+
+    def weights(self) -> dict[str, Any]:
+        """All weights as plain numbers."""
+        return {name: self.get_buffer(name).tolist() for name in WEIGHTS}
+
+    def take_weights(self, weights: dict[str, Any]) -> None:
+        """Take over what `weights` gave."""
+        for name in WEIGHTS:
+            buffer = self.get_buffer(name)
+            found = torch.tensor(weights[name], dtype=buffer.dtype)
+            if found.shape != buffer.shape:
+                raise ValueError(f"the pulse's {name} must be of shape {tuple(buffer.shape)}, got {tuple(found.shape)}")
+            buffer.copy_(found)
+
+    def remember_counts(self, counts: DecayedCounts) -> None:
+        """Keep everybody's counts as they were when training ended, for serving."""
+        assert counts.moment is not None
+        self.get_buffer("counts").copy_(counts.counts_KV)
+        self.get_buffer("counted_until").fill_(counts.moment)
+
+
+def scale_features(lengths_B: Tensor, age_B: Tensor) -> Tensor:
+    """What the scale of the output depends on, [B, 3]: one, the log length of the history, the model's age."""
+    log_lengths_B = lengths_B.clamp(min=1).float().log() - _MIDDLE_LENGTH
+    return torch.stack((torch.ones_like(age_B), log_lengths_B, age_B), dim=1)
