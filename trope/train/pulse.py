@@ -39,7 +39,7 @@ EXPONENTS = (0.0, 0.2, 0.4)
 RIDGE = 1e-3  # on the weights; those of the cosines count in units of the training's temperature
 _BATCH = 128
 _KINDS: dict[str, Any] = {"best_epoch": int, "weights": dict, **{f"weights.{name}": list for name in WEIGHTS[:3]}}
-_STEPS, _ENOUGH = 60, 1e-6
+_STEPS, _ENOUGH = 40, 1e-6
 _START = 0.3  # networks are overconfident about days they have not seen: the scale falls to about a third
 
 
