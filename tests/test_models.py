@@ -288,7 +288,7 @@ def test_config_round_trip_and_settings(tmp_path: Path) -> None:
     ("train.epochs=2.5", "a whole number"),
     ("epochs=2", r"a setting is group.field=value with a group of model, rotary, train, eval, got 'epochs=2'"),
     ("model.nope=1", "model has no field 'nope'; it has block, width"),
-    ("model.block=lstm", "model.block must be one of hstu, sasrec, tisasrec, got 'lstm'"),
+    ("model.block=lstm", "model.block must be one of hstu, sasrec, tisasrec, transformer, got 'lstm'"),
     ("rotary.shifted=1", "true or false, got '1'"),
     ("train.lr=0", "train.lr must lie between 1e-12 and 100, got 0"),
     ("train.lr=inf", "train.lr must lie between"),

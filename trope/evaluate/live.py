@@ -5,6 +5,8 @@ Shapes: B users of a batch, M their distinct moments, E width, V items, K half-l
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor
 
@@ -34,25 +36,40 @@ class LiveScorer:
         out_BE = self.encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
         check_finite(out_BE, "outputs")
         lengths_B, own = self.own(batch)
-        dots = dot_scores(self.pulse.scale(out_BE, lengths_B, batch.t_now), self.items_VE)
-        moments_M, moment_B = torch.unique(batch.t_now, return_inverse=True)
-        shares = self.stream.at(moments_M)
-        everybody = [self.pulse.of_everybody(each, moment) for each, moment in zip(shares, moments_M, strict=True)]
-        everybody_MV = torch.stack(everybody)
-        cells, own_C = Cells(own.rows_C, own.items_C), self.pulse.of_own(own)
-
-        def scores(first: int, last: int) -> Tensor:
-            tile_BV = dots(first, last) + everybody_MV[:, first:last][moment_B]
-            here, mine = cells.within(first, last)
-            return tile_BV.index_put_((mine.rows, mine.items), own_C[here], accumulate=True)
-
-        return scores
+        scaled_BE = self.pulse.scale(out_BE, lengths_B, batch.t_now)
+        return live_scores(self.pulse, scaled_BE, self.items_VE, own, batch.t_now, self.stream.at)
 
     def own(self, batch: EvalBatch) -> tuple[Tensor, OwnItems]:
         """How long the users' whole histories are, and what they hold."""
         lengths_B = self.data.split_range(self.split)[0][batch.users].long()
         history = self.data.whole_histories(batch.users, lengths_B)
         return lengths_B, own_items(*history, batch.t_now, self.pulse.half_lives, self.data.num_items)
+
+
+def live_scores(
+    pulse: Pulse,
+    scaled_BE: Tensor,
+    items_VE: Tensor,
+    own: OwnItems,
+    t_now_B: Tensor,
+    shares_at: Callable[[Tensor], Iterable[Tensor]],
+) -> TileScores:
+    """The three parts of the score, a tile at a time.
+
+    scaled_BE: outputs, scaled by the pulse. shares_at: rising moments to log shares [K, V + 1], one for each.
+    """
+    dots = dot_scores(scaled_BE, items_VE)
+    moments_M, moment_B = torch.unique(t_now_B, return_inverse=True)
+    each_moment = zip(shares_at(moments_M), moments_M, strict=True)
+    everybody_MV = torch.stack([pulse.of_everybody(shares_KV, moment) for shares_KV, moment in each_moment])
+    cells, own_C = Cells(own.rows_C, own.items_C), pulse.of_own(own)
+
+    def scores(first: int, last: int) -> Tensor:
+        tile_BV = dots(first, last) + everybody_MV[:, first:last][moment_B]
+        here, mine = cells.within(first, last)
+        return tile_BV.index_put_((mine.rows, mine.items), own_C[here], accumulate=True)
+
+    return scores
 
 
 def users_at_a_time(num_items: int, most: int) -> int:

@@ -1,6 +1,7 @@
 """`Recommender`: takes histories and a moment `t_now`, gives the best items of the whole catalogue.
 
-Scores are cosines, computed for every item. Equal scores are ordered by item, so the same call gives the same answer.
+Scores are cosines, or with a pulse cosines, everybody's counts and the user's own items; computed for every item. Equal
+scores are ordered by item, so the same call gives the same answer.
 
 Shape letters: B batch, L positions, E width, V items, T jagged events, K recommendations.
 """
@@ -21,11 +22,13 @@ from trope.data.catalogue import Catalogue
 from trope.data.sequences import Sequences
 from trope.data.windows import FILTERS, History, flatten_ranges, last_events, seen_counts
 from trope.environment import choose_device
-from trope.evaluate.ranking import Cells, TopK, check_finite, top_k
+from trope.evaluate.live import live_scores, users_at_a_time
+from trope.evaluate.ranking import Cells, TopK, check_finite, top_k, top_k_of
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.pretrained import find_folder
+from trope.models.pulse import own_items
 from trope.models.recommender import SequentialRecommender
-from trope.rotary.checks import check_choice, check_event_values, check_order
+from trope.rotary.checks import check_choice, check_event_values, check_order, check_time_values
 from trope.runs import BEST, CATALOGUE
 from trope.serve.frames import Events, column_per_user, moments_per_user, read_events, write_recommendations
 from trope.times import DAY, Moment, say_minute, say_roughly
@@ -120,6 +123,9 @@ class Recommender:
         with torch.inference_mode():
             self._vectors_VE = self.model.item_vectors()
         check_finite(self._vectors_VE, "item vectors")
+        pulse = self.model.pulse
+        self._pulse = pulse if pulse is not None and pulse.is_fitted else None
+        self._counts = None if self._pulse is None else self._pulse.kept_counts()
 
     @classmethod
     def from_pretrained(
@@ -170,6 +176,25 @@ class Recommender:
         items = self.catalogue.originals(ranking.items)
         return write_recommendations(table, ranking.rows, items, ranking.scores, ranking.ranks)
 
+    def observe(self, events: Any) -> int:
+        """Count new events of anybody, each once: a model with a pulse then knows what is popular now.
+
+        events: as for `recommend`. Returns how many were counted: items that the model does not know are not, nor is
+        anything by a model without a pulse.
+        """
+        if self._counts is None:
+            return 0
+        table = read_events(events, self.catalogue.is_text)
+        dense = self.catalogue.dense(table.items)
+        known = dense > 0
+        items, times = (torch.from_numpy(x[known]).to(self.device) for x in (dense, table.times))
+        if not len(items):
+            return 0
+        check_time_values(times)
+        assert self._counts.moment is not None
+        self._counts.move(max(self._counts.moment, int(times.max()) + 1), items, times)
+        return len(items)
+
     def rank(
         self, histories: Histories, t_now: npt.NDArray[np.int64], k: int = 10, filter_seen: str = "none"
     ) -> Ranking:
@@ -215,22 +240,42 @@ class Recommender:
         self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str
     ) -> Iterator[Ranking]:
         items, times, offsets = (torch.from_numpy(x) for x in histories)
-        for rows in torch.arange(len(t_now)).split(USERS_AT_A_TIME):
+        most = users_at_a_time(self.model.num_items, USERS_AT_A_TIME) if self._pulse else USERS_AT_A_TIME
+        for rows in torch.arange(len(t_now)).split(most):
             begins, ends = offsets[rows], offsets[rows + 1]
             width = min(self.model.config.model.max_len, int((ends - begins).max()))
             history = last_events(items, times, begins, ends, width)
             seen = flatten_ranges(ends - seen_counts(ends - begins, width, filter_seen), ends)
             left_out = Cells(seen.rows_T.to(self.device), items[seen.places_T].long().to(self.device))
-            found = self._best(history, torch.from_numpy(t_now[rows.numpy()]), k, left_out)
+            all_events = flatten_ranges(begins, ends)
+            whole = items[all_events.places_T], times[all_events.places_T], all_events.offsets_B
+            found = self._best(history, whole, torch.from_numpy(t_now[rows.numpy()]), k, left_out)
             chosen, scores = found.items_BK.cpu().numpy(), found.scores_BK.cpu().numpy()
             kept, places = np.nonzero(chosen)
             yield Ranking(rows.numpy()[kept], chosen[kept, places], scores[kept, places], places + 1)
 
-    def _best(self, history: History, t_now_B: Tensor, k: int, left_out: Cells) -> TopK:
-        """The best items of one batch of histories, which are moved to the model's device."""
+    def _best(
+        self, history: History, whole: tuple[Tensor, Tensor, Tensor], t_now_B: Tensor, k: int, left_out: Cells
+    ) -> TopK:
+        """The best items of one batch of histories, which are moved to the model's device.
+
+        history: what the network looks at. whole: all of it, as items, times and offsets.
+        """
+        t_now_B = t_now_B.to(self.device)
         out_BE = self.model.encode_last(*(x.to(self.device) for x in (*history, t_now_B))).float()
         check_finite(out_BE, "outputs")
-        return top_k(out_BE, self._vectors_VE, k, left_out)
+        if self._pulse is None or self._counts is None:
+            return top_k(out_BE, self._vectors_VE, k, left_out)
+        items, times, offsets = (x.to(self.device) for x in whole)
+        num_items, counts = self.model.num_items, self._counts
+        own = own_items(items, times, offsets, t_now_B, self._pulse.half_lives, num_items)
+        scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B)
+
+        def shares_at(moments: Tensor) -> Iterator[Tensor]:
+            return (counts.log_shares(moment) for moment in moments.tolist())
+
+        scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, shares_at)
+        return top_k_of(scores, len(t_now_B), num_items, self.device, k, left_out)
 
 
 def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:

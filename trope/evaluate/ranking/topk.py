@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trope.evaluate.ranking.tiles import Cells, dot_scores, tiles
+from trope.evaluate.ranking.tiles import Cells, TileScores, dot_scores, tiles
 
 # Scores of a tile. 8 MiB stay in a CPU's cache: 512 users x 1 M items x width 64 take 1.4 to 1.8 s of one core, while
 # tiles of 128 MiB took 10 s. A GPU wants few large tiles.
@@ -40,11 +40,23 @@ def top_k(users_BE: Tensor, items_VE: Tensor, k: int, left_out: Cells | None = N
     and an item that are not ranked. tile: scores held at a time; memory is about 40 bytes for each.
     """
     assert users_BE.dtype == items_VE.dtype == torch.float32
-    users, num_items = len(users_BE), len(items_VE) - 1
-    tile = tile or (CPU_TILE if users_BE.device.type == "cpu" else GPU_TILE)
     scores = dot_scores(users_BE, items_VE)
-    best_BK = torch.full((users, k), _EMPTY, device=users_BE.device)
-    least_B = torch.full((users,), -torch.inf, device=users_BE.device)
+    return top_k_of(scores, len(users_BE), len(items_VE) - 1, users_BE.device, k, left_out, tile)
+
+
+def top_k_of(
+    scores: TileScores,
+    users: int,
+    num_items: int,
+    device: torch.device,
+    k: int,
+    left_out: Cells | None = None,
+    tile: int | None = None,
+) -> TopK:
+    """`top_k` by any scores, float32."""
+    tile = tile or (CPU_TILE if device.type == "cpu" else GPU_TILE)
+    best_BK = torch.full((users, k), _EMPTY, device=device)
+    least_B = torch.full((users,), -torch.inf, device=device)
     for first, last in tiles(num_items, max(1, tile // max(users, _LEAST_USERS))):
         tile_BW = scores(first, last)
         if left_out is not None:

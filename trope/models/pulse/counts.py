@@ -38,8 +38,16 @@ class DecayedCounts:
         self.counts_KV = torch.zeros((len(half_lives), num_items + 1), dtype=torch.float64, device=half_lives.device)
         self.moment: int | None = None
 
+    @classmethod
+    def of(cls, half_lives: Tensor, counts_KV: Tensor, moment: int) -> DecayedCounts:
+        """Counts that were kept at a moment."""
+        kept = cls(half_lives, counts_KV.shape[1] - 1)
+        kept.counts_KV.copy_(counts_KV)
+        kept.moment = moment
+        return kept
+
     def move(self, moment: int, items_N: Tensor, times_N: Tensor) -> None:
-        """Go on to `moment` and count events since the last one; they must lie strictly before it."""
+        """Go on to `moment` and count new events; they must lie strictly before it."""
         if self.moment is not None:
             assert moment >= self.moment, "counts only move forward"
             self.counts_KV *= self._left(torch.tensor(moment - self.moment, device=times_N.device))
@@ -47,9 +55,15 @@ class DecayedCounts:
         if len(items_N):
             self.counts_KV.index_add_(1, items_N.long(), self._left(moment - times_N))
 
-    def log_shares(self) -> Tensor:
-        """log of each item's share of all counts, float32 [K, V + 1]; shares compare between days, counts do not."""
-        counts_KV = self.counts_KV.float()
+    def log_shares(self, moment: int | None = None) -> Tensor:
+        """log of each item's share of all counts, float32 [K, V + 1]; shares compare between days, counts do not.
+
+        moment: as they would be then if nothing more happened; an earlier one gives them as they are.
+        """
+        counts_KV = self.counts_KV
+        if moment is not None and self.moment is not None and moment > self.moment:
+            counts_KV = counts_KV * self._left(torch.tensor(moment - self.moment, device=counts_KV.device))
+        counts_KV = counts_KV.float()
         counts_KV[:, 0] = 0
         total_K1 = counts_KV.sum(1, keepdim=True) + PRIOR * (counts_KV.shape[1] - 1)
         return ((counts_KV + PRIOR) / total_K1).log_()

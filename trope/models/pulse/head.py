@@ -97,6 +97,10 @@ class Pulse(nn.Module):
                 raise ValueError(f"the pulse's {name} must be of shape {tuple(buffer.shape)}, got {tuple(found.shape)}")
             buffer.copy_(found)
 
+    def kept_counts(self) -> DecayedCounts:
+        """Everybody's counts when training ended, to go on from."""
+        return DecayedCounts.of(self.half_lives, self.get_buffer("counts"), int(self.get_buffer("counted_until")))
+
     def remember_counts(self, counts: DecayedCounts) -> None:
         """Keep everybody's counts as they were when training ended, for serving."""
         assert counts.moment is not None

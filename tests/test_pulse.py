@@ -1,0 +1,307 @@
+"""The pulse: counts against sums by hand, scores against the formula, what it may see, its fit, and runs that have it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from data_logs import loose, prepared, write_parquet
+from torch import Tensor
+from training import one_thread, tiny, tiny_data
+
+import trope.train.loop
+from trope.data.sequences import Sequences
+from trope.evaluate.evaluation import encoder, evaluate
+from trope.evaluate.live import LiveScorer
+from trope.models.pulse import HALF_LIVES, CountStream, DecayedCounts, Pulse, active_half_lives, own_items
+from trope.models.recommender import SequentialRecommender
+from trope.runs import PULSE
+from trope.serve.recommender import Histories, Recommender
+from trope.train.loop import train
+from trope.train.pulse import keep_counts
+
+__all__ = ["one_thread"]  # a fixture for every test in here
+DAY = 86_400
+START = 1_600_000_000
+
+
+def some_events(seed: int, events: int = 60, items: int = 5) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(1, items + 1, (events,), generator=generator)
+    return chosen, START + torch.randint(0, 3 * DAY, (events,), generator=generator)
+
+
+def counted_by_hand(items: Tensor, times: Tensor, moment: int, half_life: float, item: int) -> float:
+    return sum(
+        2.0 ** (-(moment - t) / half_life)
+        for i, t in zip(items.tolist(), times.tolist(), strict=True)
+        if i == item and t < moment
+    )
+
+
+def test_counts_are_those_of_a_sum_over_events() -> None:
+    items, times = some_events(0)
+    times[:5] = START + DAY  # events at the very moment do not count at it
+    stream = CountStream(items, times, torch.tensor([3_600.0, DAY]), num_items=5)
+    moments = [START, START + DAY, START + DAY + 1, START + 2 * DAY, START + 2 * DAY, START + 9 * DAY]
+    for moment, shares_KV in zip(moments, stream.at(torch.tensor(moments)), strict=True):
+        for k, half_life in enumerate((3_600.0, DAY)):
+            counts = [counted_by_hand(items, times, moment, half_life, item) for item in range(1, 6)]
+            expected = [math.log((count + 1) / (sum(counts) + 5)) for count in counts]
+            assert shares_KV[k, 1:].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_counts_go_on_from_where_they_were_kept() -> None:
+    items, times = some_events(1)
+    half_lives = torch.tensor([3_600.0, DAY])
+    early, middle, late = times < START + DAY, START + DAY, START + 4 * DAY
+    whole, kept = DecayedCounts(half_lives, 5), DecayedCounts(half_lives, 5)
+    whole.move(late, items, times)
+    kept.move(middle, items[early], times[early])
+    kept = DecayedCounts.of(half_lives, kept.counts_KV, middle)
+    torch.testing.assert_close(kept.log_shares(START), kept.log_shares())  # nobody can go back
+    ahead = kept.log_shares(late)
+    kept.move(late, items[:0], times[:0])
+    torch.testing.assert_close(ahead, kept.log_shares())
+    kept.move(late, items[~early], times[~early])
+    torch.testing.assert_close(kept.counts_KV, whole.counts_KV)
+
+
+@pytest.mark.parametrize(("unit", "span", "first", "last"), [
+    (1, 10 * DAY, 900, 900 * 4**4), (60, 10 * DAY, 900, 900 * 4**4), (DAY, 400 * DAY, 900 * 4**4, 900 * 4**7),
+])  # fmt: skip
+def test_half_lives_are_those_that_a_log_can_tell(unit: int, span: int, first: int, last: int) -> None:
+    times = torch.arange(0, span, unit * 7) // unit * unit
+    found = [HALF_LIVES[place] for place in active_half_lives(times, span)]
+    assert (found[0], found[-1]) == (first, last)
+
+
+def test_own_items_by_hand() -> None:
+    items, times = torch.tensor([3, 1, 3, 2]), torch.tensor([100, 200, 300, 50])
+    own = own_items(items, times, torch.tensor([0, 3, 4]), torch.tensor([400, 150]), torch.tensor([100.0]), 9)
+    assert (own.rows_C.tolist(), own.items_C.tolist()) == ([0, 0, 1], [1, 3, 2])
+    expected = [[1, 0, math.log(1 / 3), 0.25], [1, math.log(2), math.log(2 / 3), 0.5], [1, 0, 0, 0.5]]
+    torch.testing.assert_close(own.features_CF, torch.tensor(expected))
+
+
+def with_random_pulse(data: Sequences, seed: int = 0) -> SequentialRecommender:
+    torch.manual_seed(seed)
+    model = SequentialRecommender(tiny(model="trope"), data.num_items, data.time_span).eval()
+    assert model.pulse is not None
+    for name in ("network", "everybody", "own"):
+        model.pulse.get_buffer(name).normal_()
+    model.pulse.get_buffer("age_unit").fill_(DAY)
+    return model
+
+
+def all_scores(model: SequentialRecommender, data: Sequences, split: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Users in the order of their moments, their scores [U, V], and the network's vectors."""
+    assert model.pulse is not None
+    users = data.eval_users(split)
+    users = users[torch.argsort(data.eval_batch(split, users, 1).t_now, stable=True)]
+    with torch.no_grad():
+        vectors = model.item_vectors()
+        scorer = LiveScorer(model.pulse, encoder(model, vectors.device, "fp32"), vectors, data, split)
+        batch = data.eval_batch(split, users, 8)
+        out = model.encode_last(batch.items, batch.times, batch.lengths, batch.t_now)
+        tiles = scorer(batch)
+        return users, torch.cat((tiles(1, 4), tiles(4, data.num_items + 1)), dim=1), out
+
+
+@pytest.mark.parametrize("protocol", ["loo-strict", "holdout"])
+def test_scores_are_those_of_the_formula(tmp_path: Path, protocol: str) -> None:
+    data = tiny_data(tmp_path, protocol)
+    model = with_random_pulse(data)
+    pulse, items = model.pulse, model.item_vectors().detach()
+    assert pulse is not None
+    users, scores, out = all_scores(model, data, "test")
+    history = data.first_events(data.test_start)
+    turning = pulse.turning
+    network, everybody, own = (pulse.get_buffer(name) for name in ("network", "everybody", "own"))
+    for row in (0, len(users) // 2, len(users) - 1):
+        user = int(users[row])
+        begin, length = int(data.offsets[user]), int(data.test_start[user])
+        own_items_, own_times = data.items[begin : begin + length], data.times[begin : begin + length]
+        moment = int(data.eval_batch("test", users[row : row + 1], 1).t_now)
+        age = min(max((moment - data.time_span[1]) / DAY, 0), 1)
+        about = torch.tensor([1.0, math.log(length) - 2.5, age])
+        standing, turns = (about @ network).tolist()
+        log_shares = []
+        for half_life in HALF_LIVES:
+            known = (data.items[history], data.times[history], moment, half_life)
+            counts = [counted_by_hand(*known, item) for item in range(1, data.num_items + 1)]
+            log_shares.append([math.log((count + 1) / (sum(counts) + data.num_items)) for count in counts])
+        for item in range(1, data.num_items + 1):
+            expected = standing * float(out[row, turning:] @ items[item, turning:])
+            expected += turns * float(out[row, :turning] @ items[item, :turning])
+            for k, shares in enumerate(log_shares):
+                expected += float(everybody[0, k] + age * everybody[1, k]) * shares[item - 1]
+            mine = own_times[own_items_ == item]
+            if len(mine):
+                recent = [2.0 ** (-(moment - int(mine.max())) / half_life) for half_life in HALF_LIVES]
+                features = torch.tensor([1.0, math.log(len(mine)), math.log(len(mine) / length), *recent])
+                expected += float(features @ own)
+            assert float(scores[row, item - 1]) == pytest.approx(expected, abs=1e-3)
+
+
+def test_nothing_of_the_target_or_the_future_is_seen(tmp_path: Path) -> None:
+    data = tiny_data(tmp_path, "holdout")
+    model = with_random_pulse(data)
+    _, before, _ = all_scores(model, data, "test")
+    events = torch.arange(data.num_events)
+    later = ~torch.isin(events, data.first_events(data.test_start))
+    assert later.any()
+    changed = data.items.clone()
+    changed[later] = 1
+    other = Sequences(data.path, data.meta, {**data._tensors, "items": changed})
+    torch.testing.assert_close(all_scores(model, other, "test")[1], before, rtol=0, atol=0)
+
+
+def test_a_silent_pulse_is_the_cosine(tmp_path: Path) -> None:
+    data = tiny_data(tmp_path)
+    torch.manual_seed(0)
+    model = SequentialRecommender(tiny(model="trope"), data.num_items, data.time_span)
+    assert model.pulse is not None and not model.pulse.is_fitted
+    plain = evaluate(model, data, "test", "none", 8, live=False)
+    assert evaluate(model, data, "test", "none", 8).metrics == plain.metrics
+    model.pulse.get_buffer("everybody")[0, 0] = 1e-12  # fitted, and nothing but the cosine left
+    assert evaluate(model, data, "test", "none", 8).metrics == pytest.approx(plain.metrics)
+
+
+def days_of_fashion(path: Path, fashion: bool) -> Sequences:
+    """Everybody picks the day's own item half of the time; without fashion any item. Times are seconds."""
+    path.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    users, days = np.repeat(np.arange(200), 12), np.sort(random.integers(0, 40, (200, 12))).ravel()
+    of_day = random.integers(0, 60, 40)
+    items = random.integers(0, 60, len(users))
+    if fashion:
+        follows = random.random(len(users)) < 0.5
+        items[follows] = of_day[days[follows]]
+    times = START // DAY * DAY + days * DAY + random.integers(0, DAY, len(users))
+    rows = list(zip(users.tolist(), items.tolist(), times.tolist(), strict=True))
+    return prepared(write_parquet(path / "log.parquet", rows), path / "data", loose())
+
+
+@pytest.mark.parametrize("fashion", [True, False])
+def test_the_fit_finds_a_fashion_and_costs_nothing_where_there_is_none(tmp_path: Path, fashion: bool) -> None:
+    data = days_of_fashion(tmp_path, fashion)
+    config = tiny("train.epochs=1", model="trope")
+    run = tmp_path / "run"
+    found = train(data, config, run, "cpu", progress=False)
+    pulse = json.loads((run / PULSE).read_text())
+    assert pulse["pulse"] >= pulse["cosine"]
+    model = SequentialRecommender.from_pretrained(run / "best")
+    plain = evaluate(model, data, "test", "none", 8, live=False).metrics["HR@10"]
+    if fashion:
+        assert found["test"]["HR@10"] > plain + 0.15
+    else:
+        assert found["test"]["HR@10"] > plain - 0.05  # chance has 10 of 60
+
+
+@pytest.fixture(scope="module")
+def holdout(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    return tiny_data(tmp_path_factory.mktemp("pulse"), "holdout")
+
+
+@pytest.fixture(scope="module")
+def run(holdout: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(holdout, tiny(*REFIT, model="trope"), folder, "cpu", progress=False)
+    return folder
+
+
+REFIT = ("train.refit=true", "train.epochs=2")
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    names = (PULSE, "metrics.json", "best/model.safetensors", "best/config.json")
+    found: dict[str, Any] = {name: (folder / name).read_bytes() for name in names}
+    found["metrics.json"] = {
+        k: v for k, v in json.loads(found["metrics.json"]).items() if k not in ("seconds", "sha256")
+    }
+    return found
+
+
+def test_a_finished_run_that_is_resumed_stays_as_it_is(holdout: Sequences, run: Path) -> None:
+    before = contents(run)
+    train(holdout, tiny(*REFIT, model="trope"), run, "cpu", resume=True, progress=False)
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("refit", ["true", "false"])
+def test_a_run_killed_before_or_after_the_fit_ends_the_same(
+    holdout: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refit: str
+) -> None:
+    config = tiny(f"train.refit={refit}", "train.epochs=2", model="trope")
+    train(holdout, config, tmp_path / "whole", "cpu", progress=False)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("fit_pulse", "score_test"):
+        killed = tmp_path / place
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trope.train.loop, place, stop)
+            with pytest.raises(KeyboardInterrupt):
+                train(holdout, config, killed, "cpu", progress=False)
+        train(holdout, config, killed, "cpu", resume=True, progress=False)
+        assert contents(killed) == contents(tmp_path / "whole")
+
+
+def test_a_changed_pulse_file_is_refused(holdout: Sequences, run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    path = copy / PULSE
+    path.write_text(path.read_text().replace('"best_epoch"', '"best_epochs"'))
+    with pytest.raises(ValueError, match=r"pulse\.json"):
+        train(holdout, tiny(*REFIT, model="trope"), copy, "cpu", resume=True, progress=False)
+
+
+def test_serving_scores_as_evaluation_does(holdout: Sequences, tmp_path: Path) -> None:
+    """After a refit training ends where the test begins: the counts that the model kept are those of the test."""
+    data = holdout.with_validation()
+    model = with_random_pulse(data)
+    keep_counts(model, data)
+    holdout.write_catalogue(tmp_path / "catalogue")
+    model.save_pretrained(tmp_path / "best")
+    served = Recommender.from_pretrained(tmp_path, "cpu")
+    users, scores, _ = all_scores(model, data, "test")
+    moments = data.eval_batch("test", users, 1).t_now
+    ranking = served.rank(Histories.of(data, users, data.test_start[users].long()), moments.numpy(), k=5)
+    best = torch.topk(scores, 5)
+    np.testing.assert_array_equal(ranking.items.reshape(-1, 5), best.indices.numpy() + 1)
+    np.testing.assert_allclose(ranking.scores.reshape(-1, 5), best.values.numpy(), atol=1e-3)
+
+
+def test_observed_events_make_an_item_popular(holdout: Sequences, tmp_path: Path) -> None:
+    model = with_random_pulse(holdout)
+    assert isinstance(model.pulse, Pulse)
+    for name in ("network", "own"):
+        model.pulse.get_buffer(name).zero_()
+    model.pulse.get_buffer("everybody").fill_(1.0)
+    keep_counts(model, holdout)
+    holdout.write_catalogue(tmp_path / "catalogue")
+    model.save_pretrained(tmp_path / "best")
+    served = Recommender.from_pretrained(tmp_path, "cpu")
+    now = holdout.time_span[1] + DAY
+    target = served.catalogue.originals(np.array([holdout.num_items]))[0]
+    history = pd.DataFrame({"user_id": ["u"], "item_id": [target], "timestamp": [now - 2 * DAY]})
+    many = pd.DataFrame({"user_id": range(500), "item_id": [target] * 500, "timestamp": [now - 60] * 500})
+    assert served.recommend(history, now, k=1)["item_id"].tolist() != [target]
+    assert served.observe(many) == 500
+    assert served.recommend(history, now, k=1)["item_id"].tolist() == [target]
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    pulse = Pulse(5, 2, START)
+    with pytest.raises(ValueError, match="own must be of shape"):
+        pulse.take_weights({**pulse.weights(), "own": [1.0]})
