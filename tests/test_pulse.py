@@ -1,4 +1,4 @@
-"""The pulse: counts against sums by hand, scores against the formula, what it may see, its fit, and runs that have it."""
+"""The pulse: counts against sums by hand, scores against the formula, what it may see, its fit, its runs."""
 
 from __future__ import annotations
 
@@ -206,6 +206,23 @@ def test_the_fit_finds_a_fashion_and_costs_nothing_where_there_is_none(tmp_path:
         assert found["test"]["HR@10"] > plain - 0.05  # chance has 10 of 60
 
 
+def test_a_pulse_is_never_fitted_on_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """loo-paper validates on the test event: with a pulse, the event before it is taken out of training instead."""
+    data = tiny_data(tmp_path, "loo-paper")
+    fitted_on: list[Sequences] = []
+
+    def note(model: Any, data: Sequences, *rest: Any) -> dict[str, Any]:
+        fitted_on.append(data)
+        return {"weights": model.pulse.weights()}
+
+    monkeypatch.setattr(trope.train.loop, "fit_pulse", note)
+    train(data, tiny("train.refit=true", model="trope"), tmp_path / "run", "cpu", progress=False)
+    (seen,) = fitted_on
+    torch.testing.assert_close(seen.valid_end, data.test_start)
+    torch.testing.assert_close(seen.train_end, data.test_start - 1)
+    torch.testing.assert_close(seen.with_validation().train_end, data.train_end)  # the refit has what others have
+
+
 @pytest.fixture(scope="module")
 def holdout(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
     return tiny_data(tmp_path_factory.mktemp("pulse"), "holdout")
@@ -224,10 +241,8 @@ REFIT = ("train.refit=true", "train.epochs=2")
 def contents(folder: Path) -> dict[str, Any]:
     names = (PULSE, "metrics.json", "best/model.safetensors", "best/config.json")
     found: dict[str, Any] = {name: (folder / name).read_bytes() for name in names}
-    found["metrics.json"] = {
-        k: v for k, v in json.loads(found["metrics.json"]).items() if k not in ("seconds", "sha256")
-    }
-    return found
+    metrics = json.loads(found["metrics.json"])
+    return {**found, "metrics.json": {k: v for k, v in metrics.items() if k not in ("seconds", "sha256")}}
 
 
 def test_a_finished_run_that_is_resumed_stays_as_it_is(holdout: Sequences, run: Path) -> None:

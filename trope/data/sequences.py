@@ -150,9 +150,23 @@ class Sequences:
         """The same data with every array on `device`."""
         return Sequences(self.path, self.meta, {name: tensor.to(device) for name, tensor in self._tensors.items()})
 
+    @property
+    def validates_on_test(self) -> bool:
+        """Whether validation events are test events (protocol loo-paper)."""
+        return bool((self.valid_end > self.test_start).any())
+
+    def with_own_validation(self) -> Sequences:
+        """The same data, where they validate on the test, with each user's last training event as validation instead.
+
+        What is fitted on validation would otherwise be fitted on the test.
+        """
+        train_end = (self.test_start - 1).clamp(min=0)
+        splits = torch.stack((train_end, self.test_start, self.test_start, self.test_end))
+        return Sequences(self.path, self.meta, {**self._tensors, "splits": splits})
+
     def with_validation(self) -> Sequences:
         """The same data with validation events moved into training; the validation split is then empty."""
-        if bool((self.valid_end > self.test_start).any()):
+        if self.validates_on_test:
             raise ValueError(
                 f"{self.path} validates on test events (protocol {self.protocol.name}), so training on validation too "
                 "would train on the test; leave train.refit off, or prepare the data with loo-strict or holdout"

@@ -77,6 +77,8 @@ def train(
     """
     with process_group(device) as group, reproducible(group.device), stop_signals() as stop, RunLock() as lock:
         run, config = Path(out), config.resolved
+        if config.model.pulse and data.validates_on_test:
+            data = data.with_own_validation()
         all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
         trainer = Trainer(data, config, run, group, resume, None, lock)
         trainer.run(stop, checkpoint_seconds, progress)
