@@ -287,10 +287,10 @@ PRESETS: dict[str, Config] = {
     "sasrec-trope": Config(_TRANSFORMER, RotaryConfig(kind="trope")),
     "transformer": Config(_MODERN),
     "transformer-trope": Config(_MODERN, RotaryConfig(kind="trope", readout="auto")),
-    "trope": Config(dataclasses.replace(_MODERN, pulse=True), RotaryConfig(kind="trope", readout=0.25)),
     "tisasrec": Config(dataclasses.replace(_TRANSFORMER, block="tisasrec")),
     "hstu": Config(ModelConfig(time_bias=False)),
     "hstu-time": Config(),
     "hstu-torope": Config(rotary=RotaryConfig(kind="torope")),
     "hstu-trope": Config(ModelConfig(gate_floor="auto"), RotaryConfig(kind="trope", readout="auto")),
+    "trope": Config(ModelConfig(gate_floor="auto", pulse=True), RotaryConfig(kind="trope", readout=0.25)),
 }
