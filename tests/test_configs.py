@@ -128,7 +128,7 @@ def test_what_a_comparison_would_ignore_is_refused(tmp_path: Path) -> None:
 def test_train_takes_a_recipe_for_a_model_and_any_other_file_as_it_stands(tmp_path: Path) -> None:
     recipe, seed = CONFIGS / "ml-1m.toml", ["train.seed=3"]
     settings = [*find("ml-1m", CONFIGS).settings("ml-1m"), *seed]
-    assert resolve_config(None, recipe, seed, None) == configure("hstu-trope", settings)
+    assert resolve_config(None, recipe, seed, None) == configure("trope", settings)
     assert resolve_config("hstu-trope-paper", recipe, seed, None) == configure("hstu-trope-paper", settings)
     whole = write(tmp_path / "c.toml", '[rotary]\nkind = "torope"\n')
     assert resolve_config(None, whole, ["model.blocks=3"], None) == preset("hstu-torope", ["model.blocks=3"])
