@@ -138,7 +138,8 @@ def test_runs_that_may_be_undertrained_are_named(runs: list[Path], tmp_path: Pat
     assert "Warning: each run is one training, so these numbers do not show" in said
     assert "Warning: validation chose one of the first 2 epochs for base (1 of 9): it may be undertrained" in said
     assert "Warning: HR@10 is near zero for bad (0.00 %)" in said and len(NAMES) == 10
-    assert len(json.loads((tmp_path / "out.json").read_text())["warnings"]) == 3
+    assert "Warning: bad has no metrics.json: the run has not ended, and may be undertrained" in said
+    assert len(json.loads((tmp_path / "out.json").read_text())["warnings"]) == 4
     (runs[0] / "metrics.json").write_text("{")
     with pytest.raises(ValueError, match=r"metrics\.json is damaged or foreign"):
         command(*runs)

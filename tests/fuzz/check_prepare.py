@@ -50,7 +50,7 @@ def make(seed: int, twist: str | None = None) -> Case:
     rng = random.Random(f"prepare {seed}")
     twist = twist_of(seed) if twist is None else twist
     for _ in range(_TRIES):
-        log = draw(rng, loose=bool(twist) and rng.random() < 0.7)
+        log = draw(rng, loose=bool(twist) and rng.random() < 0.85)
         files, fits = twisted(log, twist, rng) if twist else (render(log), True)
         if fits:
             break

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import re
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,9 @@ def recompute(data: Path) -> bool:
             array = np.load(data / f"{name}.npy", allow_pickle=False)
             entry["sha256"], entry["bytes"] = hashlib.sha256(content).hexdigest(), len(content)
             entry["shape"], entry["dtype"] = list(array.shape), str(array.dtype)
-    except (OSError, ValueError, KeyError, EOFError, SyntaxError):
+    except (OSError, ValueError, KeyError, TypeError, EOFError, SyntaxError, OverflowError, tokenize.TokenError):
         return False
-    kept = {key: value for key, value in meta.items() if key not in ("checksum", "made_by")}
+    kept = {key: value for key, value in meta.items() if key not in ("checksum", "made_by", "dropped")}
     meta["checksum"] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(meta, indent=2))
     return True
