@@ -205,6 +205,13 @@ def test_a_json_line_that_breaks_off_before_a_value(tmp_path: Path, cut: str, bl
     assert unnumbered(prepared(log, tmp_path / "last", loose(on_bad="skip"))) == EVENTS
 
 
+def test_json_behind_a_byte_order_mark(tmp_path: Path) -> None:
+    """DuckDB lost the first row; Spark read it."""
+    lines = "".join(f'{{"user":{u},"item":{i},"timestamp":{t}}}\n' for u, i, t in ROWS)
+    log = text(tmp_path / "log.jsonl", "\ufeff" + lines)
+    refused(log, tmp_path / "out", r"log\.jsonl begins with a byte order mark", loose(on_bad="skip"))
+
+
 def test_a_json_line_that_breaks_off_between_blocks(tmp_path: Path) -> None:
     line, cut = f'{{"user":1,"item":2,"timestamp":{START}}}\n', '{"a":\n'
     before = 3_000_000 // len(line)

@@ -98,7 +98,7 @@ class _File:
         rest = b""
         with open_text(self._file) as stream:
             while read := stream.read(_BLOCK):
-                block = rest + read if rest else (read.removeprefix(_BOM) if self._line == 1 else read)
+                block = rest + read if rest else (self._without_mark(read) if self._line == 1 else read)
                 first, end = block.find(b"\n"), block.rfind(b"\n") + 1
                 if max(first, len(block) - end) > self._longest:
                     if b"\r" in block and first < 0:
@@ -110,6 +110,14 @@ class _File:
                     yield block[:end]
         if rest:
             yield rest
+
+    def _without_mark(self, block: bytes) -> bytes:
+        """A file's first block; the mark before JSON is refused, as DuckDB would lose the first row."""
+        if not self._is_csv and block.startswith(_BOM):
+            raise ValueError(
+                f"{self._file} begins with a byte order mark, which is no JSON; remove it, for example with tail -c +4"
+            )
+        return block.removeprefix(_BOM)
 
     def _check_block(self, block: bytes) -> None:
         if self._strict:
