@@ -484,6 +484,14 @@ def test_a_memory_error_names_the_right_direction(tmp_path: Path) -> None:
         assert "raise" not in said
 
 
+@pytest.mark.parametrize(("flag", "threads", "memory"), [("--threads 8", 8, None), ("--memory 5GB", None, "5GB")])
+def test_limits_of_another_engine_are_refused(tmp_path: Path, flag: str, threads: int | None, memory: str) -> None:
+    for name, kind, reader in (("spark", "csv", "spark"), ("duckdb", "table", "the table's own database")):
+        opened = open_engine(name, Source("log", kind, Columns()), tmp_path, threads, memory, None)
+        with pytest.raises(ValueError, match=f"{flag} is a limit of --engine duckdb, and {reader} reads log"), opened:
+            pass
+
+
 def test_ctrl_c_in_a_query(tmp_path: Path) -> None:
     def query() -> None:
         with open_engine("duckdb", Source("log", "csv", Columns()), tmp_path, 1, None, None) as engine:

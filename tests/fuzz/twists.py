@@ -229,8 +229,8 @@ def _no_json(log: Log, rng: random.Random) -> bool:
     row = rng.choice(log.rows)
     lines = (b"no json", b"{", b"[" * 100_000, b'{"a":' * 100_000, b"[1, 2]", b'{"user": 1', b"\x00")
     row.raw, row.reason = rng.choice(lines), "fields"
-    # DuckDB refuses what is JSON and no object; a line that is cut off may take the next one with it into an error.
     log.may_refuse = True
+    log.spark = not row.raw.startswith(b"[")  # Spark refuses an array, which to DuckDB is a bad row
     return True
 
 
