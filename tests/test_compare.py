@@ -128,6 +128,26 @@ def test_damaged_or_pickled_ranks_are_refused(runs: list[Path]) -> None:
             compare_runs(runs)
 
 
+def test_ranks_of_another_run_are_refused(tmp_path: Path) -> None:
+    """Swapped by mistake, they fit in everything but the model."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for run, better in ((first, 1), (second, 2)):
+        (run / "best").mkdir(parents=True)
+        (run / "best" / "config.json").write_text(f'{{"model": {better}}}')
+        places = Places(np.full(USERS, better), np.zeros(USERS, np.int64), np.arange(USERS + 1))
+        saved_ranks.save(run, EvalResult(np.arange(USERS), places), ABOUT)
+    assert compare_runs([first, second]).users == USERS
+    kept = ranks_path(first, "test").read_bytes()
+    ranks_path(first, "test").write_bytes(ranks_path(second, "test").read_bytes())
+    with pytest.raises(
+        ValueError, match=r"ranks-test\.npz has the ranks of another model than .*best; run `trope eval"
+    ):
+        compare_runs([first, second])
+    ranks_path(first, "test").write_bytes(kept)
+    (first / "best" / "config.json").unlink()
+    assert compare_runs([first, second]).users == USERS, "runs may be copied without their models"
+
+
 def test_runs_that_may_be_undertrained_are_named(runs: list[Path], tmp_path: Path) -> None:
     """One training each is always said; the epoch where a run has its metrics.json; HR@10 by the ranks themselves."""
     bad = save(tmp_path / "bad", np.full(USERS, 1_000))

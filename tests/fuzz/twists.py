@@ -364,12 +364,21 @@ TWISTS = {
 }
 
 
+def _keep_broken(log: Log) -> None:
+    """A row with too many fields must have too many also after a twist has added a column."""
+    for row in log.rows if log.kind == "csv" else ():
+        width = len(log.roles) + len(log.extras)
+        if row.raw is not None and row.raw == log.delimiter.join(["1"] * width).encode():
+            row.raw += f"{log.delimiter}1".encode()
+
+
 def twisted(log: Log, name: str, rng: random.Random) -> tuple[Files, bool]:
     """The files of a log after a twist, and whether the twist fitted the log; if not, the log is as it was."""
     twist = TWISTS[name]
     if log.kind not in twist.kinds:
         return render(log), False
     fits = twist.log is None or twist.log(log, rng)
+    _keep_broken(log)
     files = render(log)
     if fits and twist.files is not None:
         fits = twist.files(log, files, rng)
