@@ -43,7 +43,11 @@ def run_warnings(runs: Sequence[Path], comparison: Comparison) -> list[str]:
     names = [system.name for system in comparison.systems]
     found = {name: read_metrics(run) for name, run in zip(names, runs, strict=True) if (run / METRICS).is_file()}
     epochs = {name: [(metrics["best_epoch"], metrics["epochs"])] for name, metrics in found.items()}
-    return [f"each run is one training, {_SPREAD}", *_undertrained(comparison, epochs, {name: name for name in names})]
+    said = [f"each run is one training, {_SPREAD}"]
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        said.append(f"{', '.join(unknown)} has no {METRICS}: the run has not ended, and may be undertrained")
+    return [*said, *_undertrained(comparison, epochs, {name: name for name in names})]
 
 
 def _runs(trained: Trained) -> list[str]:
