@@ -34,7 +34,10 @@ from trope.models.recommender import SequentialRecommender
 from trope.runs import PULSE, read_json
 
 MOMENTS = 4
-MOST_USERS, MOST_ITEMS = 2_048, 16_384
+MOST_ITEMS = 16_384
+# Users times items of the softmax. On two cores a fit of this size takes about twenty seconds.
+MOST_CELLS = {"cpu": 1 << 23, "cuda": 1 << 26}
+LEAST_USERS, MOST_USERS = 512, 4_096
 EXPONENTS = (0.0, 0.2, 0.4)
 RIDGE = 1e-3  # on the weights; those of the cosines count in units of the training's temperature
 _BATCH = 128
@@ -115,7 +118,9 @@ def _ask(model: SequentialRecommender, data: Sequences, config: Config, seed: in
         assert window is not None
         views = [data.validated_from(start + window * part // MOMENTS) for part in range(MOMENTS)]
     generator = torch.Generator().manual_seed(seed)
-    chosen = [_some_users(view, MOST_USERS // len(views), generator) for view in views]
+    cells = MOST_CELLS[data.device.type] // min(data.num_items, MOST_ITEMS)
+    most = min(MOST_USERS, max(LEAST_USERS, cells))
+    chosen = [_some_users(view, most // len(views), generator) for view in views]
     candidates_S = _candidates(views, chosen, generator)
     model.train(False)
     with torch.no_grad():
