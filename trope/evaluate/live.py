@@ -13,7 +13,7 @@ from torch import Tensor
 from trope.data.sequences import EvalBatch, Sequences
 from trope.evaluate.ranking import Cells, TileScores, check_finite, dot_scores
 from trope.evaluate.ranking.user_batches import Encode
-from trope.models.pulse import CountStream, OwnItems, Pulse, own_items
+from trope.models.pulse import OwnItems, Pulse, own_items
 
 # Scores of everybody's part held at a time.
 MOST_SCORES = 1 << 26
@@ -30,7 +30,7 @@ class LiveScorer:
     def __init__(self, pulse: Pulse, encode: Encode, items_VE: Tensor, data: Sequences, split: str) -> None:
         self.pulse, self.encode, self.items_VE, self.data, self.split = pulse, encode, items_VE, data, split
         events = data.first_events(data.split_range(split)[0])
-        self.stream = CountStream(data.items[events], data.times[events], pulse.half_lives, data.num_items)
+        self.stream = pulse.count(data.items[events], data.times[events])
 
     def __call__(self, batch: EvalBatch) -> TileScores:
         out_BE = self.encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
