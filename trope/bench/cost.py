@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from trope.bench.shapes import find_shape
-from trope.bench.tools import make_console, write_rows
+from trope.bench.tools import keep_rows, make_console, make_table
 from trope.config import Config
 from trope.models.cost import Part, Stage, model_cost, total
 
@@ -67,9 +67,7 @@ def cost_table(
         "Products: matrix products, a multiply-add is 2. Other: what lies between them, an operation is 1, without\n"
         "exp, log, sin and cos. Held: fitted weights and counts, which no optimiser learns."
     )
-    if csv is not None:
-        write_rows(csv, rows, {})
-        console.print(f"written to {csv}", markup=False)
+    keep_rows(console, csv, rows, {})
     return rows
 
 
@@ -79,10 +77,8 @@ def table(name: str, shape: tuple[int, int, int], parts: list[Part]) -> Table:
     shape: items, batch and length.
     """
     items, batch, length = shape
-    view = Table(title=Text(f"{name}: {batch:,} histories of {length:,} events, {items:,} items"))
-    view.add_column("part")
-    for heading in ("parameters", "held", "products, MFLOP", "other, MFLOP"):
-        view.add_column(heading, justify="right")
+    title = f"{escape(name)}: {batch:,} histories of {length:,} events, {items:,} items"
+    view = make_table(title, ["part"], ["parameters", "held", "products, MFLOP", "other, MFLOP"])
     for part in parts:
         note = f" ({part.stage})" if part.stage != "network" else ""
         view.add_row(f"{part.name}{note}", *numbers(part))
