@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from trope.experiments.report.page import Page
     from trope.experiments.train_many import Trained
 
+# Options that `trope ablate` has too.
+Jobs = Annotated[int, typer.Option(help="Trainings at a time.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")]
+TrainMissing = Annotated[
+    bool, typer.Option(help="Train missing runs; --no-train reports the finished runs in --out only.")
+]
+Resamples = Annotated[int, typer.Option(help="Draws of the bootstrap.")]
+BootstrapSeed = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
+Json = Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")]
+
 
 def compare(
     paths: Annotated[
@@ -48,18 +58,16 @@ def compare(
         typer.Option(help="Folder of the runs to train. The same command continues an interrupted comparison."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Train each model this often, with seeds 0, 1, …")] = 1,
-    jobs: Annotated[int, typer.Option(help="Trainings at a time.")] = 1,
+    jobs: Jobs = 1,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="group.field=value for every model; may be repeated.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
-    train: Annotated[
-        bool, typer.Option(help="Train missing runs; --no-train reports the finished runs in --out only.")
-    ] = True,
+    device: Device = "auto",
+    train: TrainMissing = True,
     split: Annotated[str, typer.Option(help="Which ranks of runs to compare: test or valid.")] = "test",
-    resamples: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
+    resamples: Resamples = 10_000,
+    seed: BootstrapSeed = 0,
+    json: Json = None,
 ) -> None:
     """Compare models by paired bootstrap over users: means, 95 % intervals, and differences from the first.
 
