@@ -160,10 +160,12 @@ def test_products_of_a_request(model: str) -> None:
             offsets = torch.arange(B + 1) * L
             own = own_items(items_BL.flatten(), times_BL.flatten(), offsets, t_now_B, real.pulse.half_lives, V)
             scaled_BE = real.pulse.scale(last_BE, lengths_B, t_now_B)
-            shares = real.pulse.kept_counts().log_shares
-            live_scores(real.pulse, scaled_BE, items_VE, own, t_now_B, lambda moments: [shares() for _ in moments])(
-                1, V + 1
-            )
+            counts, seasons = real.pulse.kept()
+
+            def shares(moments: Tensor) -> list[Tensor]:
+                return [torch.cat((counts.log_shares(t), seasons.log_shares(t))) for t in moments.tolist()]
+
+            live_scores(real.pulse, scaled_BE, items_VE, own, t_now_B, shares)(1, V + 1)
     assert counted.get_total_flops() == total(parts.values(), "request").products
     has_pulse = real.pulse is not None
     assert bool(counted.get_flop_counts()["Global"].get(ATEN.mv)) == has_pulse == ("pulse: counts" in parts)

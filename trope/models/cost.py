@@ -22,8 +22,9 @@ from trope.config import Config, RotaryConfig
 from trope.models.blocks import BLOCKS
 from trope.models.hstu import LAST_BUCKET
 from trope.models.modern import inner_width
-from trope.models.pulse import HALF_LIVES
+from trope.models.pulse import HALF_LIVES, PERIODS
 from trope.models.pulse.own import FEATURES
+from trope.models.pulse.seasons import BINS
 from trope.models.transformer import MOST_INTERVALS
 from trope.rotary.readout import turning_planes
 
@@ -190,18 +191,18 @@ def _readout(config: Config, T: int) -> Part:
 
 
 def _pulse(config: Config, items: int, B: int, L: int) -> list[Part]:
-    """The pulse of B requests at one moment, whose histories hold L different items each."""
-    K, columns = len(HALF_LIVES), items + 1
+    """The pulse of B requests at one moment, whose histories hold L different items each; every season is counted."""
+    K, P, columns = len(HALF_LIVES), len(PERIODS), items + 1
     features = FEATURES + K
     # A scale of three features for two kinds of planes, and a weight for each feature of the user's own items.
-    network, everybody = 3 * 2, 2 * K
+    network, everybody = 3 * 2, 2 * (K + P)
     weights = Part(
         "pulse: weights", "request", held=network + everybody + features + 1,  # and the unit of age
         products=2 * B * network + 2 * B * L * features, other=B * config.model.width + B * L,
     )  # fmt: skip
     # Counts decay, get a prior and become shares; their weighted sum is added to each request's scores.
     counts = Part(
-        "pulse: counts", "request", held=K * columns + 1,  # and their moment
-        products=2 * K * columns, other=4 * K * columns + B * items,
+        "pulse: counts", "request", held=(K + P * BINS) * columns + 1,  # and their moment
+        products=2 * (K + P) * columns + 2 * P * BINS * columns, other=4 * (K + P) * columns + B * items,
     )  # fmt: skip
     return [weights, counts]
