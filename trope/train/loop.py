@@ -25,9 +25,10 @@ from tqdm.auto import tqdm
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
-from trope.evaluate.evaluation import evaluate
+from trope.evaluate.counting import choose_counting, read_counting
+from trope.evaluate.evaluation import evaluate, fitted_pulse
 from trope.models.recommender import SequentialRecommender
-from trope.runs import BEST, METRICS, PULSE, REFIT, RunLock, open_run, seal, write_json
+from trope.runs import BEST, COUNTING, METRICS, PULSE, REFIT, WITH_COUNTING, RunLock, open_run, seal, write_json
 from trope.train import checkpoint
 from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
@@ -83,6 +84,7 @@ def train(
         chosen, seconds = trainer.state, trainer.state.seconds
         if config.model.pulse:
             trainer.fit_pulse()
+        trainer.choose_counting()
         del trainer  # its data, graphs and moments
         if all_data is not None:
             factors = chosen.factors[: chosen.best_epoch]
@@ -277,6 +279,19 @@ class Trainer:
                 checkpoint.publish(model, run)
         self.group.wait()
 
+    def choose_counting(self) -> None:
+        """Choose the control "MODEL + counting" for the model that validation chose, unless that was done."""
+        run, epoch = self.run_folder, self.state.best_epoch
+        # Without a choice beside a refit, an older version made it, and RUN/best has seen the validation events.
+        is_older = (run / REFIT).is_dir() and not (run / COUNTING).is_file()
+        if self.group.is_first and not is_older and read_counting(run, epoch) is None:
+            with written_into(run):
+                model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
+                if fitted_pulse(model) is None:
+                    found = choose_counting(model, self.data, self.config, seed_for(self.config.train.seed, "counting"))
+                    write_json(run / COUNTING, seal({"best_epoch": epoch, **found}))
+        self.group.wait()
+
     def take_pulse(self, run: Path, epoch: int) -> None:
         """Take over the weights that were fitted for the model of an epoch, if they were, with these data's counts."""
         found = read_pulse(run, epoch) if self.config.model.pulse else None
@@ -358,6 +373,13 @@ def score_test(
         "filter_seen": config.eval.filter_seen,
         "data": data.describe(),
     }
+    counting = read_counting(run, chosen.best_epoch)
+    if counting is not None and fitted_pulse(model) is None:
+        if counting.beta:  # else it is the model alone
+            seen, max_len = config.eval.filter_seen, config.model.max_len
+            summary[WITH_COUNTING] = evaluate(model, data, "test", seen, max_len, counting=counting).metrics
+        else:
+            summary[WITH_COUNTING] = result.metrics
     if group.is_first:
         with written_into(run):
             saved_ranks.save(run, result, saved_ranks.About.of(data, "test", config))

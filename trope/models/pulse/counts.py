@@ -62,12 +62,14 @@ class DecayedCounts:
 class CountStream:
     """Counts of a log at rising moments.
 
-    items_N, times_N: events in any order.
+    items_N, times_N: events in any order; those in the order of time are not copied.
     """
 
     def __init__(self, items_N: Tensor, times_N: Tensor, half_lives: Tensor, num_items: int) -> None:
-        self.times_N, order = torch.sort(times_N, stable=True)
-        self.items_N = items_N[order]
+        self.items_N, self.times_N = items_N, times_N
+        if bool((times_N[1:] < times_N[:-1]).any()):
+            self.times_N, order = torch.sort(times_N, stable=True)
+            self.items_N = items_N[order]
         self.counts = DecayedCounts(half_lives.to(times_N.device), num_items)
         self._done = 0
 
