@@ -161,7 +161,7 @@ class Trainer:
         if group.is_first:
             self.checkpoints.tidy()
             self.take_pulse(run, self.state.best_epoch)
-            if not (run / REFIT).is_dir():  # else RUN/best may be the refitted model already
+            if not self._may_be_refitted:
                 self.checkpoints.publish_best(self.model, self.state)
 
     @property
@@ -282,9 +282,8 @@ class Trainer:
     def choose_counting(self) -> None:
         """Choose the control "MODEL + counting" for the model that validation chose, unless that was done."""
         run, epoch = self.run_folder, self.state.best_epoch
-        # Without a choice beside a refit, an older version made it, and RUN/best has seen the validation events.
-        is_older = (run / REFIT).is_dir() and not (run / COUNTING).is_file()
-        if self.group.is_first and not is_older and read_counting(run, epoch) is None:
+        # A refitted model has seen the validation events: what was not chosen before is not chosen then.
+        if self.group.is_first and not self._may_be_refitted and read_counting(run, epoch) is None:
             with written_into(run):
                 model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
                 if fitted_pulse(model) is None:
@@ -305,6 +304,14 @@ class Trainer:
         if self.group.is_first:
             with written_into(self.run_folder):
                 checkpoint.publish(self.model, run)
+
+    @property
+    def _may_be_refitted(self) -> bool:
+        """Whether RUN/best may be refitted: pulse and counting were chosen for the best epoch, or never were."""
+        run, epoch = self.run_folder, self.state.best_epoch
+        was_chosen = any(read(run, epoch) is not None for read in (read_pulse, read_counting))
+        is_older = not any((run / name).is_file() for name in (PULSE, COUNTING))
+        return (run / REFIT).is_dir() and (was_chosen or is_older)
 
     def _follow_factors(self) -> None:
         """Where learning rates are settled, take that of the epoch to come."""
