@@ -22,13 +22,22 @@ from torch import Tensor
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate.baselines import MOST_USERS, half_lives
-from trope.evaluate.evaluation import Model, encoder, item_vectors, ranked_cells, some_users
+from trope.evaluate.evaluation import (
+    EvalResult,
+    Model,
+    encoder,
+    evaluate,
+    fitted_pulse,
+    item_vectors,
+    ranked_cells,
+    some_users,
+)  # fmt: skip
 from trope.evaluate.live import Counting, users_at_a_time
 from trope.evaluate.metrics import Places, average, per_user
 from trope.evaluate.ranking import TileScores, check_finite, count_places, dot_scores
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.pulse import CountStream
-from trope.runs import COUNTING, read_json
+from trope.runs import COUNTING, WITH_COUNTING, read_json
 
 BETAS = (0.01, 0.02, 0.05, 0.1, 0.2)
 _KINDS: dict[str, Any] = {
@@ -64,6 +73,20 @@ def read_counting(run: Path, epoch: int) -> Counting | None:
         what = f"beta {found['beta']!r} and half_life {found['half_life']!r}"
         raise ValueError(f"{run / COUNTING} is damaged or foreign: it has {what}; {advice}")
     return Counting(found["beta"], found["half_life"]) if found["best_epoch"] == epoch else None
+
+
+def score_counting(
+    model: Model, data: Sequences, config: Config, counting: Counting | None, alone: EvalResult
+) -> dict[str, dict[str, float]]:
+    """The control's test metrics under their name in metrics.json; empty without a choice or with a fitted pulse.
+
+    alone: the test of the model without counting.
+    """
+    if counting is None or fitted_pulse(model) is not None:
+        return {}
+    if counting.beta:
+        alone = evaluate(model, data, "test", config.eval.filter_seen, config.model.max_len, counting=counting)
+    return {WITH_COUNTING: alone.metrics}
 
 
 def _validate(

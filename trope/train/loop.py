@@ -25,10 +25,10 @@ from tqdm.auto import tqdm
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
-from trope.evaluate.counting import choose_counting, read_counting
+from trope.evaluate.counting import choose_counting, read_counting, score_counting
 from trope.evaluate.evaluation import evaluate, fitted_pulse
 from trope.models.recommender import SequentialRecommender
-from trope.runs import BEST, COUNTING, METRICS, PULSE, REFIT, WITH_COUNTING, RunLock, open_run, seal, write_json
+from trope.runs import BEST, COUNTING, METRICS, PULSE, REFIT, RunLock, open_run, seal, write_json
 from trope.train import checkpoint
 from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
@@ -379,14 +379,8 @@ def score_test(
         "seconds": round(seconds, 3),
         "filter_seen": config.eval.filter_seen,
         "data": data.describe(),
+        **score_counting(model, data, config, read_counting(run, chosen.best_epoch), result),
     }
-    counting = read_counting(run, chosen.best_epoch)
-    if counting is not None and fitted_pulse(model) is None:
-        if counting.beta:  # else it is the model alone
-            seen, max_len = config.eval.filter_seen, config.model.max_len
-            summary[WITH_COUNTING] = evaluate(model, data, "test", seen, max_len, counting=counting).metrics
-        else:
-            summary[WITH_COUNTING] = result.metrics
     if group.is_first:
         with written_into(run):
             saved_ranks.save(run, result, saved_ranks.About.of(data, "test", config))
