@@ -36,8 +36,9 @@ NAMES = (MOST_POPULAR, *RECENT)
 """Those that need no validation."""
 MOST_USERS = 4_096
 """Validation users by whom a half-life is chosen, at most."""
-# What the most popular item has for its popularity, in events: an event counts less after 20 half-lives.
-_POPULARITY = 1e-6
+# Decayed counts are compared in whole parts of an event, so that equal counts are equal however they were added up. An
+# event is nothing after 21 half-lives.
+_PARTS = 1e6
 
 
 class Events(NamedTuple):
@@ -131,9 +132,9 @@ class MostPopular:
     def __call__(self, batch: EvalBatch) -> TileScores:
         return lambda first, last: self.counts_V[first:last].repeat(len(batch.users), 1)
 
-    def below_events(self) -> Tensor:
-        """Popularity as scores so small that they decide among equal counts only, [V + 1]."""
-        return self.counts_V * (_POPULARITY / (self.counts_V.max() + 1))
+    def below_one(self) -> Tensor:
+        """Popularity as scores below 1, which decide among equal whole numbers, [V + 1]."""
+        return self.counts_V / (self.counts_V.max() + 1)
 
 
 class RecentlyPopular:
@@ -199,7 +200,7 @@ class DecayedPopular:
 
     def __init__(self, data: Sequences, half_life: int, events: Events) -> None:
         self.half_life, self.events, self.num_items = half_life, events, data.num_items
-        self.popularity_V = MostPopular(data).below_events()
+        self.popularity_V = MostPopular(data).below_one()
         self._stream = self._begin()
 
     def __call__(self, batch: EvalBatch) -> TileScores:
@@ -210,7 +211,7 @@ class DecayedPopular:
             self._stream = self._begin()
         # The counts themselves: a log share in float32 would round an old event away beside the prior.
         counts_MV = torch.stack([self._stream.counts.counts_KV[0].clone() for _ in self._stream.at(moments_M)])
-        counts_MV += self.popularity_V
+        counts_MV = (_PARTS * counts_MV).round_().add_(self.popularity_V)
         return lambda first, last: counts_MV[:, first:last][moment_B]
 
     def _begin(self) -> CountStream:
@@ -226,7 +227,7 @@ class Again:
 
     def __init__(self, data: Sequences, split: str, half_life: int) -> None:
         self.data, self.split, self.half_life = data, split, half_life
-        self.popularity_V = MostPopular(data).below_events()
+        self.popularity_V = MostPopular(data).below_one()
 
     def __call__(self, batch: EvalBatch) -> TileScores:
         lengths_B = self.data.split_range(self.split)[0][batch.users].long()
@@ -238,6 +239,7 @@ class Again:
             tile_BV = self.popularity_V[first:last].repeat(len(batch.users), 1)
             here, mine = cells.within(first, last)
             # One more, so that an own item is ahead of the others however long ago it was.
-            return tile_BV.index_put_((mine.rows, mine.items), 1 + counts_C[here], accumulate=True)
+            own_C = 1 + (_PARTS * counts_C[here]).round_()
+            return tile_BV.index_put_((mine.rows, mine.items), own_C, accumulate=True)
 
         return scores
