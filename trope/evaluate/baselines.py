@@ -36,6 +36,8 @@ NAMES = (MOST_POPULAR, *RECENT)
 """Those that need no validation."""
 MOST_USERS = 4_096
 """Validation users by whom a half-life is chosen, at most."""
+# Scores that stay in a CPU's cache: with larger batches 4,096 users x 10,000 items take four times as long.
+CACHED_SCORES = 1 << 19
 # Decayed counts are compared in whole parts of an event, so that equal counts are equal however they were added up. An
 # event is nothing after 21 half-lives.
 _PARTS = 1e6
@@ -97,8 +99,11 @@ def chosen_half_lives(scorers: Mapping[str, Scorer]) -> dict[str, int]:
 
 
 def batch_size(data: Sequences) -> int:
-    """How many users may be ranked at a time without too much memory, where each has a moment of its own."""
-    return users_at_a_time(2 * data.num_items, USERS_AT_A_TIME)  # counts are float64
+    """How many users to rank at a time, where each may have a moment of its own: bounds memory, and is quick."""
+    most = USERS_AT_A_TIME
+    if data.device.type == "cpu":
+        most = min(most, max(1, CACHED_SCORES // data.num_items))
+    return users_at_a_time(2 * data.num_items, most)  # counts are float64
 
 
 def equal_baselines(scorers: Mapping[str, Scorer], data: Sequences, split: str) -> list[str]:

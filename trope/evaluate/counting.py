@@ -21,6 +21,7 @@ from torch import Tensor
 
 from trope.config import Config
 from trope.data.sequences import Sequences
+from trope.evaluate import baselines
 from trope.evaluate.baselines import MOST_USERS, half_lives
 from trope.evaluate.evaluation import (
     EvalResult,
@@ -35,7 +36,6 @@ from trope.evaluate.evaluation import (
 from trope.evaluate.live import Counting, users_at_a_time
 from trope.evaluate.metrics import Places, average, per_user
 from trope.evaluate.ranking import TileScores, check_finite, count_places, dot_scores
-from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.pulse import CountStream
 from trope.runs import COUNTING, WITH_COUNTING, read_json
 
@@ -107,16 +107,19 @@ def _validate(
             stream = CountStream(
                 data.items[events], data.times[events], torch.tensor(lives, dtype=torch.float64), data.num_items
             )
-            for part in users.split(users_at_a_time(len(lives) * data.num_items, USERS_AT_A_TIME)):
+            batch_size = users_at_a_time(len(lives) * data.num_items, baselines.batch_size(data))
+            for part in users.split(batch_size):
                 batch = data.eval_batch("valid", part, max_len)
                 positives, left_out = ranked_cells(batch, data, "valid", seen, max_len)
                 out_BE = encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
                 check_finite(out_BE, "outputs")
                 dots_BV = dot_scores(out_BE, items_VE)(0, data.num_items + 1)
                 moments_M, moment_B = torch.unique(batch.t_now, return_inverse=True)
-                shares_MKV = torch.stack(list(stream.at(moments_M)))
+                shares_KMV = torch.stack(list(stream.at(moments_M)), dim=1)
+                # Of a holdout there is one row for everybody.
+                shares_K = [each_MV if len(each_MV) == 1 else each_MV[moment_B] for each_MV in shares_KMV]
                 for places, counting in zip(counted, grid, strict=True):
-                    scores = _sum(dots_BV, counting.beta, shares_MKV[:, lives.index(counting.half_life)], moment_B)
+                    scores = _sum(dots_BV, counting.beta, shares_K[lives.index(counting.half_life)])
                     places.append(torch.stack(count_places(scores, data.num_items, positives, left_out, len(part))))
                 sizes.append(torch.bincount(positives.rows, minlength=len(part)))
     finally:
@@ -126,8 +129,5 @@ def _validate(
     return [average(per_user(Places(better, ties, offsets))) for better, ties in each]
 
 
-def _sum(dots_BV: Tensor, beta: float, shares_MV: Tensor, moment_B: Tensor) -> TileScores:
-    def scores(first: int, last: int) -> Tensor:
-        return dots_BV[:, first:last] + (beta * shares_MV[:, first:last])[moment_B]
-
-    return scores
+def _sum(dots_BV: Tensor, beta: float, shares_BV: Tensor) -> TileScores:
+    return lambda first, last: torch.add(dots_BV[:, first:last], shares_BV[:, first:last], alpha=beta)
