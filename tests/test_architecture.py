@@ -27,6 +27,7 @@ UNCLEAR = {"whole", "watch", "spans", "cut", "joint_gradient", "activate", "rank
 FILE_NAMES = {
     runs.CONFIG, runs.ENVIRONMENT, runs.DATA, runs.METRICS, runs.RANKS, runs.LOG, runs.OUTPUT, runs.WEIGHTS,
     runs.MODEL_CONFIG, runs.CARD, runs.OPTIMIZER, runs.STATE, runs.CATALOGUE_RECORD, runs.LOCK,
+    runs.PULSE, runs.COUNTING,
 }  # fmt: skip
 FOLDER_NAMES = {runs.CATALOGUE, runs.BEST, runs.CHECKPOINTS, runs.REFIT, runs.TENSORBOARD, runs.MODEL}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,6 +164,27 @@ def test_runs_that_may_be_undertrained_are_named(runs: list[Path], tmp_path: Pat
     (runs[0] / "metrics.json").write_text("{")
     with pytest.raises(ValueError, match=r"metrics\.json is damaged or foreign"):
         command(*runs)
+
+
+def test_controls_and_several_commits_of_runs_are_shown(runs: list[Path], tmp_path: Path) -> None:
+    for run, commit in zip(runs, ("abc1234", "abc1234", "def5678"), strict=True):
+        test = saved_ranks.load(run, "test")[0].metrics
+        metrics = {"valid": test, "test": test, "best_epoch": 5, "epochs": 9, "steps": 3, "seconds": 2.5, "data": {}}
+        counted = {name: (value + 1) / 2 for name, value in test.items()}
+        write_json(run / "metrics.json", {**metrics, "filter_seen": "none", "test_with_counting": counted})
+        write_json(run / "env.json", {"commit": commit})
+    said = command(*runs, "--resamples", 50, "--json", tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert list(written["with_counting"]) == ["base", "equal", "good"]
+    (line,) = [line for line in said.splitlines() if "equal + counting" in line and "MRR" not in line][-1:]
+    assert f"{100 * written['with_counting']['equal']['MRR']:.2f}" in line
+    assert "rows come from several commits: base, equal at abc1234; good at def5678" in " ".join(said.split())
+    assert any(each.startswith("the control 'base + counting' is better than") for each in written["warnings"])
+    # Ranks that were made anew, such as with another filter, are not those of metrics.json.
+    shutil.rmtree(runs[1])
+    save(runs[1], np.arange(USERS))
+    write_json(runs[1] / "metrics.json", {**metrics, "filter_seen": "none", "test_with_counting": counted})
+    assert "equal + counting" not in command(*runs, "--resamples", 50)
 
 
 def test_names_of_runs_are_text_and_nothing_else(tmp_path: Path) -> None:

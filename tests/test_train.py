@@ -172,7 +172,7 @@ def test_the_learning_rate_falls_on_a_plateau_and_training_stops_early(
         def __init__(self, split: str) -> None:
             self.metrics = {criterion: next(scores) if split == "valid" else 0.0, other: float(next(rising))}
 
-    monkeypatch.setattr(training, "evaluate", lambda model, data, split, *rest: Fixed(split))
+    monkeypatch.setattr(training, "evaluate", lambda model, data, split, *rest, **options: Fixed(split))
     settings = ("train.epochs=30", "train.patience=2", "train.early_stop=5")
     settings = (*settings, f"train.criterion={criterion}")
     metrics = train(data, tiny(*settings), tmp_path / "run", "cpu", progress=False)

@@ -73,7 +73,7 @@ def ablate(
             f"an ablation needs the full model and another row, but {', '.join(trained.values) or 'none'} could be "
             f"trained; the reasons are in {out}/*/output.txt"
         )
-    typer.echo(f"{resamples:,} resamples of the users, and the popularity baselines …")
+    typer.echo(f"{resamples:,} resamples of the users, and the counting baselines …")
     comparison = compare_values(trained.values, resamples, seed)
     counted = count_baselines(trained.data, trained.runs[0].config, out, device)
     page = ablation_page(trained, comparison, rows, counted, common, resamples)

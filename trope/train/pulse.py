@@ -23,7 +23,7 @@ from torch import Tensor
 
 from trope.config import Config
 from trope.data.sequences import EvalBatch, Sequences
-from trope.evaluate.evaluation import encoder
+from trope.evaluate.evaluation import encoder, some_users
 from trope.evaluate.live import LiveScorer
 from trope.evaluate.metrics import Places, average, per_user
 from trope.evaluate.ranking import Cells, count_places
@@ -123,7 +123,7 @@ def _ask(model: SequentialRecommender, data: Sequences, config: Config, seed: in
     generator = torch.Generator().manual_seed(seed)
     cells = MOST_CELLS[data.device.type] // min(data.num_items, MOST_ITEMS)
     most = min(MOST_USERS, max(LEAST_USERS, cells))
-    chosen = [_some_users(view, most // len(views), generator) for view in views]
+    chosen = [some_users(view, "valid", most // len(views), generator) for view in views]
     candidates_S = _candidates(views, chosen, generator)
     model.train(False)
     with torch.no_grad():
@@ -134,13 +134,6 @@ def _ask(model: SequentialRecommender, data: Sequences, config: Config, seed: in
             scorer = LiveScorer(model.pulse, encode, items_VE, view, "valid")
             for part in users.split(_BATCH):
                 yield _features(scorer, view.eval_batch("valid", part, config.model.max_len), candidates_S, config)
-
-
-def _some_users(data: Sequences, most: int, generator: torch.Generator) -> Tensor:
-    """Some users of the validation, in the order of t_now."""
-    users = data.eval_users("valid")
-    users = users[torch.randperm(len(users), generator=generator)[:most].to(users.device)]
-    return users[torch.argsort(data.eval_batch("valid", users, 1).t_now, stable=True)]
 
 
 def _candidates(views: list[Sequences], chosen: list[Tensor], generator: torch.Generator) -> Tensor:

@@ -79,7 +79,8 @@ class DecayedCounts:
 class CountStream:
     """Counts of a log at rising moments.
 
-    items_N, times_N: events in any order. periods: places in `PERIODS` to count by season; None leaves their rows out.
+    items_N, times_N: events in any order; those in the order of time are not copied. periods: places in `PERIODS` to
+        count by season; None leaves their rows out.
     """
 
     def __init__(
@@ -90,8 +91,10 @@ class CountStream:
         num_items: int,
         periods: Sequence[int] | None = None,
     ) -> None:
-        self.times_N, order = torch.sort(times_N, stable=True)
-        self.items_N = items_N[order]
+        self.items_N, self.times_N = items_N, times_N
+        if bool((times_N[1:] < times_N[:-1]).any()):
+            self.times_N, order = torch.sort(times_N, stable=True)
+            self.items_N = items_N[order]
         self.counts = DecayedCounts(half_lives.to(times_N.device), num_items)
         self.seasons = None if periods is None else SeasonCounts(list(periods), num_items, times_N.device)
         self._done = 0
