@@ -65,7 +65,7 @@ def test_the_command_says_what_it_chose_and_set_wins(tmp_path: Path) -> None:
     data = tiny_data(tmp_path)
     run = tmp_path / "run"
     arguments = ["train", str(data.path), "--out", str(run), "--no-progress", "--device", "cpu"]
-    small = ["model.width=8", "model.head_dim=4", "model.blocks=1", "train.epochs=1", "train.min_epochs=1"]
+    small = ["model.width=8", "model.head_dim=4", "model.blocks=1", "train.epochs=1"]
     result = CliRunner().invoke(app, [*arguments, *(word for each in small for word in ("--set", each))])
     assert result.exit_code == 0, result.output
     assert "trope, with what fits these data" in result.output and "there is no GPU" in result.output

@@ -57,7 +57,7 @@ MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
 CATALOGUE_RECORD = "catalogue.json"
 
 # How long to train may change from one part of a run to the next; what is trained may not.
-_MAY_CHANGE = {"train.epochs", "train.min_epochs", "train.early_stop"}
+_MAY_CHANGE = {"train.epochs", "train.early_stop"}
 # The name of a sealed file's own SHA-256, in it.
 _SEAL = "sha256"
 # Nothing of ours is nested deeper than five; json's own limit is that of Python's stack.

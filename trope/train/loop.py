@@ -41,6 +41,7 @@ from trope.train.pulse import fit_pulse, keep_counts, read_pulse
 from trope.train.step import Feed, Objective, seed_for
 
 LOG_EVERY = 50
+LEAST_EPOCHS = 10  # the paper's
 PLATEAU_FACTOR = 0.1  # the paper's: what the learning rate is multiplied by when validation stalls
 
 
@@ -183,7 +184,7 @@ class Trainer:
         if state.epoch >= self.epochs:
             return True
         has_stalled = state.best is not None and state.epoch - state.best_epoch >= train.early_stop
-        return state.index == 0 and state.epoch >= train.min_epochs and has_stalled
+        return state.index == 0 and state.epoch >= LEAST_EPOCHS and has_stalled
 
     def run(self, stop: StopRequest, checkpoint_seconds: float, progress: bool) -> None:
         """Train to the end."""
