@@ -19,6 +19,7 @@ from trope.cli import (
     demo,
     evaluate,
     figures,
+    fit,
     generate,
     inspect,
     prepare,
@@ -43,7 +44,7 @@ app = typer.Typer(
 )
 for command in (
     demo.demo, prepare.prepare, generate.generate, inspect.inspect, train.train, evaluate.evaluate, compare.compare,
-    ablate.ablate, reproduce.reproduce, figures.figures, recommend.recommend,
+    ablate.ablate, reproduce.reproduce, figures.figures, fit.fit, recommend.recommend,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(bench.bench, name="bench")

@@ -150,6 +150,10 @@ class Sequences:
         """The same data with every array on `device`."""
         return Sequences(self.path, self.meta, {name: tensor.to(device) for name, tensor in self._tensors.items()})
 
+    def with_splits(self, splits: torch.Tensor, **meta: Any) -> Sequences:
+        """The same events with other splits, [4, U] as in `splits.npy`, and other entries of meta.json."""
+        return Sequences(self.path, {**self.meta, **meta}, {**self._tensors, "splits": splits})
+
     @property
     def validates_on_test(self) -> bool:
         """Whether validation events are test events (protocol loo-paper)."""
