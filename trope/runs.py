@@ -9,6 +9,7 @@
     checkpoints/         to resume from; see `trope.train.checkpoint`
     best/                the model with the best validation; after a refit, the refitted model
     lineage.json         of `trope fit` and `trope update`: the run it came from, and that run's own lineage
+    data/                of `trope update`: the dataset with the new events, unless --data-out says where
     pulse.json           with model.pulse: its weights, and what they gained on validation; see `trope.train.pulse`
     refit/               with train.refit: log.jsonl and checkpoints/ of the second training
     ranks-test.npz       at the end: where best/ ranked each test positive; see `trope.evaluate.saved_ranks`
@@ -19,8 +20,9 @@
 A model folder (best/, and model/ in a checkpoint) holds model.safetensors, config.json and README.md.
 Each file is whole or absent. No other module spells one of these names; tests/test_architecture.py checks it.
 
-config.json, data.json, state.json, catalogue.json, lineage.json and metrics.json are sealed: they hold the SHA-256 of their own
-content, and config.json and state.json that of the tensor files beside them. `read_json` refuses what was changed.
+config.json, data.json, state.json, catalogue.json, lineage.json and metrics.json are sealed: they hold the SHA-256 of
+their own content, and config.json and state.json that of the tensor files beside them. `read_json` refuses what was
+changed.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ CONFIG, ENVIRONMENT, DATA = "config.toml", "env.json", "data.json"
 METRICS, RANKS = "metrics.json", "ranks-{split}.npz"
 LOG, TENSORBOARD, OUTPUT, LOCK = "log.jsonl", "tensorboard", "output.txt", ".lock"
 CATALOGUE, BEST, CHECKPOINTS, REFIT, PULSE = "catalogue", "best", "checkpoints", "refit", "pulse.json"
-LINEAGE = "lineage.json"
+LINEAGE, OWN_DATA = "lineage.json", "data"
 # Of a model folder.
 WEIGHTS, MODEL_CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 # Of a checkpoint.
@@ -67,9 +69,9 @@ _METRICS_KINDS: dict[str, Any] = {
     "seconds": float, "filter_seen": str, "data": dict,
 }  # fmt: skip
 _LINEAGE_KINDS: dict[str, Any] = {
-    "kind": str, "parent": dict, "parent.path": str, "parent.sha256": str, "parent.commit": str, "ancestors": list[dict],
-    "data": str, "events_added": int, "steps": int, "recipe": dict, "recipe.factors": list[float],
-    "recipe.valid": dict[str, float], "recipe.test": dict[str, float],
+    "kind": str, "parent": dict, "parent.path": str, "parent.sha256": str, "parent.commit": str,
+    "ancestors": list[dict], "data": str, "events_added": int, "steps": int, "recipe": dict,
+    "recipe.factors": list[float], "recipe.valid": dict[str, float], "recipe.test": dict[str, float],
 }  # fmt: skip
 # What a file system without locks says.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -294,8 +296,8 @@ def _check_lineage(run: Path, given: dict[str, Any] | None) -> None:
         raise ValueError(f"{run} was made by `trope {made}`, not by `trope {wanted}`; choose another --out")
     if stored and given and stored["parent"]["sha256"] != given["parent"]["sha256"]:
         raise ValueError(
-            f"{run} was begun from the model of {stored['parent']['path']}, not from that of {given['parent']['path']}; "
-            "resume it as it was, or choose another --out"
+            f"{run} was begun from the model of {stored['parent']['path']}, not from that of "
+            f"{given['parent']['path']}; resume it as it was, or choose another --out"
         )
 
 

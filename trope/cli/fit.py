@@ -39,7 +39,8 @@ def fit(
     is_first = os.environ.get("RANK", "0") == "0"
     if is_first:
         typer.echo(
-            f"every event is training: {store.num_events:,}; {len(recipe.factors)} epochs, as validation of {like} chose"
+            f"every event is training: {store.num_events:,}; {len(recipe.factors)} epochs, as the validation of {like} "
+            "chose"
         )
         if found.new or found.gone:
             typer.echo(f"items: {found.known:,} of {like}, {found.new:,} new, {found.gone:,} gone")

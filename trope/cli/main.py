@@ -26,6 +26,7 @@ from trope.cli import (
     recommend,
     reproduce,
     train,
+    update,
 )
 from trope.data.printable import printable
 from trope.environment import __version__
@@ -44,7 +45,8 @@ app = typer.Typer(
 )
 for command in (
     demo.demo, prepare.prepare, generate.generate, inspect.inspect, train.train, evaluate.evaluate, compare.compare,
-    ablate.ablate, reproduce.reproduce, figures.figures, fit.fit, recommend.recommend,
+    ablate.ablate, reproduce.reproduce, figures.figures, fit.fit, update.update,
+    recommend.recommend,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(bench.bench, name="bench")
