@@ -24,6 +24,7 @@ from trope.cli import (
     inspect,
     prepare,
     recommend,
+    replay,
     reproduce,
     train,
     update,
@@ -46,7 +47,7 @@ app = typer.Typer(
 for command in (
     demo.demo, prepare.prepare, generate.generate, inspect.inspect, train.train, evaluate.evaluate, compare.compare,
     ablate.ablate, reproduce.reproduce, figures.figures, fit.fit, update.update,
-    recommend.recommend,
+    replay.replay, recommend.recommend,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(bench.bench, name="bench")
