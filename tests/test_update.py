@@ -19,12 +19,16 @@ from trope.data.extend import extend, read_folder, write_extended
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
 from trope.data.views import all_training, trained_until
+from trope.kernels.batch import Source, gather_batch
 from trope.models.recommender import SequentialRecommender
 from trope.runs import read_lineage
 from trope.serve.recommender import Recommender
 from trope.train.distributed import Group
+from trope.train.divergence import DivergenceGuard
 from trope.train.fit import read_recipe
+from trope.train.fused import FusedStep
 from trope.train.loop import Trainer, train
+from trope.train.optimizer import make_optimizer
 from trope.train.pulse import keep_counts
 from trope.train.step import Feed
 from trope.train.update import grow, retrain, update
@@ -319,3 +323,28 @@ def test_what_is_refused_is_refused_in_a_line_and_writes_nothing(run: Path, tmp_
         code, said = invoke(*arguments)
         assert code == 2 and words in said and "\n" not in said.strip(), said
     assert not out.exists() and not list(tmp_path.glob(".*"))
+
+
+def test_the_fused_step_takes_an_updates_batches(data: Sequences) -> None:
+    """On a GPU an update is fused: the same batches, of the new windows and the drawn ones."""
+    config = tiny("model.dropout=0", "model.max_len=4", "train.batch=4")
+    every, fresh = all_training(data), data.times >= sorted(data.times.tolist())[-12]
+    feed = Feed(every, config, GROUP, fresh)
+    source = Source(
+        every.items, every.times, feed.windows.starts, feed.windows.ends, torch.zeros(feed.size, dtype=torch.int64)
+    )
+    assert feed.size < len(feed.windows.starts)
+    torch.manual_seed(0)
+    model = SequentialRecommender(config, data.num_items, every.time_span)
+    optimizer, guard = make_optimizer(model, config), DivergenceGuard(model, torch.device("cpu"))
+    loss_sum = torch.zeros((), dtype=torch.float64)
+    fused = FusedStep(model, every, config, feed, optimizer, guard, loss_sum, 0, False)
+    assert len(fused.source.order_W) == len(source.order_W)
+    fused.source.order_W.copy_(feed.order(0))
+    for index in range(feed.steps):
+        tokens = gather_batch(fused.source, fused._plan(feed.tokens(0, index)), fused.cursor, "auto")
+        batch = feed(0, index, index).batch
+        valid = torch.arange(4) < batch.lengths[:, None]
+        assert tokens.items_T[tokens.items_T != 0].tolist() == batch.items[valid].tolist()
+    for step in range(feed.steps):
+        assert bool(fused(0, step, step).loss.isfinite())
