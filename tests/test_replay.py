@@ -224,8 +224,8 @@ def test_means_weigh_everybody_alike() -> None:
 
     records = [record(0, 1, 0.4), record(1, 0, 0.0), record(2, 3, 0.8)]
     means = summarise(records, [STALE, UPDATE, RETRAIN])
-    assert means[UPDATE] == pytest.approx({"Recall@10": 0.7, "NDCG@10": 0.5, "steps": 3, "seconds": 3.0})
-    assert finding(means, DAY).endswith("100 % of what retraining reaches, at 10.0 % of its steps")
+    assert means[UPDATE] == pytest.approx({"Recall@10": 0.7, "NDCG@10": 0.5, "steps": 3, "seconds": 3.0, "times": 3})
+    assert finding(means, DAY).endswith("100 % of what retraining reaches, at 10.0 % of the steps of a retraining")
     drawn = draw(records, "Recall@10", "title")
     lines = drawn.figure.axes[0].get_lines()
     assert [line.get_label() for line in lines] == [STALE, UPDATE, RETRAIN]

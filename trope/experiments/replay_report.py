@@ -11,11 +11,11 @@ from trope.data.printable import printable
 from trope.experiments.replay import METRICS, RETRAIN, STALE, UPDATE
 from trope.times import say_duration, say_roughly
 
-HEADINGS = ("way", *METRICS, "of retrain", "steps", "seconds")
+HEADINGS = ("way", *METRICS, "of retrain", "learned", "steps", "seconds")
 
 
 def summarise(records: list[dict[str, Any]], ways: list[str]) -> dict[str, dict[str, float]]:
-    """Each way's metrics, a mean over everybody who was asked at any tick, and all its steps and seconds."""
+    """Each way's metrics, a mean over everybody who was asked at any tick, how often it learned, and all its steps and seconds."""
     asked = [record for record in records if record["users"]]
     if not asked:
         raise ValueError("nobody has an event in the test window with one before it; there is nobody to ask")
@@ -24,6 +24,7 @@ def summarise(records: list[dict[str, Any]], ways: list[str]) -> dict[str, dict[
         way: {
             **{name: sum(r["users"] * r["ways"][way][name] for r in asked) / users for name in METRICS},
             **{name: sum(r["spent"][way][name] for r in records) for name in ("steps", "seconds")},
+            "times": sum(r["spent"][way]["steps"] > 0 for r in records),
         }
         for way in ways
     }
@@ -38,8 +39,9 @@ def finding(means: dict[str, dict[str, float]], every: int) -> str:
     if retrained is None or not retrained[name]:
         return said
     said += f", {100 * updated / retrained[name]:.0f} % of what retraining reaches"
-    if retrained["steps"]:
-        said += f", at {100 * means[UPDATE]['steps'] / retrained['steps']:.1f} % of its steps"
+    if retrained["times"] and means[UPDATE]["times"]:
+        once, anew = (each["steps"] / each["times"] for each in (means[UPDATE], retrained))
+        said += f", at {100 * once / anew:.1f} % of the steps of a retraining"
     return said
 
 
@@ -51,6 +53,7 @@ def rows(means: dict[str, dict[str, float]]) -> list[list[str]]:
             way,
             *(f"{100 * found[name]:.2f}" for name in METRICS),
             f"{100 * found[METRICS[0]] / retrained:.1f} %" if retrained else "",
+            f"{found['times']:,.0f} x" if found["times"] else "",
             f"{found['steps']:,.0f}",
             f"{found['seconds']:,.1f}",
         ]
