@@ -15,7 +15,10 @@ HEADINGS = ("way", *METRICS, "of retrain", "learned", "steps", "seconds")
 
 
 def summarise(records: list[dict[str, Any]], ways: list[str]) -> dict[str, dict[str, float]]:
-    """Each way's metrics, a mean over everybody who was asked at any tick, how often it learned, and all its steps and seconds."""
+    """Each way's metrics, a mean over everybody who was asked at any tick, and how often it learned, with what effort.
+
+    Returns by way the metrics, "times" that it learned, and all its "steps" and "seconds".
+    """
     asked = [record for record in records if record["users"]]
     if not asked:
         raise ValueError("nobody has an event in the test window with one before it; there is nobody to ask")
