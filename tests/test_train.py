@@ -33,6 +33,7 @@ from trope.runs import read_metrics
 from trope.settings import preset, read_toml, without_effect
 from trope.train import loop as training
 from trope.train import optimizer as train_optimizer
+from trope.train import stepper
 from trope.train.checkpoint import TrainState
 from trope.train.distributed import Group, process_group
 from trope.train.divergence import Diverged
@@ -289,7 +290,7 @@ def test_a_loss_that_is_not_finite_stops_and_says_where(data: Sequences, tmp_pat
 
 def test_a_diverged_run_ends_with_exit_code_1(data: Sequences, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(
-        training, "Objective", lambda model, temperature: lambda work: model.items.weight.sum() * math.nan
+        stepper, "Objective", lambda model, temperature: lambda work: model.items.weight.sum() * math.nan
     )
     chosen = [part for setting in SIZE for part in ("--set", setting)]
     result = CliRunner().invoke(app, ["train", str(data.path), "--out", str(tmp_path / "r"), "--no-progress", *chosen])

@@ -8,6 +8,8 @@
     tensorboard/         the same numbers, where TensorBoard is installed
     checkpoints/         to resume from; see `trope.train.checkpoint`
     best/                the model with the best validation; after a refit, the refitted model
+    lineage.json         of `trope fit` and `trope update`: the run it came from, and that run's own lineage
+    data/                of `trope update`: the dataset with the new events, unless --data-out says where
     pulse.json           with model.pulse: its weights, and what they gained on validation; see `trope.train.pulse`
     counting.json        the control "MODEL + counting", as validation chose it; see `trope.evaluate.counting`. A run
                          with a fitted pulse has none, nor has one that was refitted before there was this control
@@ -21,9 +23,9 @@
 A model folder (best/, and model/ in a checkpoint) holds model.safetensors, config.json and README.md.
 Each file is whole or absent. No other module spells one of these names; tests/test_architecture.py checks it.
 
-config.json, data.json, state.json, catalogue.json, pulse.json, counting.json and metrics.json are sealed: they hold the
-SHA-256 of their own content, and config.json and state.json that of the tensor files beside them. `read_json` refuses
-what was changed.
+config.json, data.json, state.json, catalogue.json, pulse.json, counting.json, lineage.json and metrics.json are sealed:
+they hold the SHA-256 of their own content, and config.json and state.json that of the tensor files beside them.
+`read_json` refuses what was changed.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ METRICS, RANKS = "metrics.json", "ranks-{split}.npz"
 LOG, TENSORBOARD, OUTPUT, LOCK = "log.jsonl", "tensorboard", "output.txt", ".lock"
 CATALOGUE, BEST, CHECKPOINTS, REFIT = "catalogue", "best", "checkpoints", "refit"
 PULSE, COUNTING = "pulse.json", "counting.json"
+LINEAGE, OWN_DATA = "lineage.json", "data"
 # Of a model folder.
 WEIGHTS, MODEL_CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 # Of a checkpoint.
@@ -71,6 +74,11 @@ _METRICS_KINDS: dict[str, Any] = {
 }  # fmt: skip
 WITH_COUNTING = "test_with_counting"
 """In metrics.json, where the run has that control: the test metrics of "MODEL + counting"."""
+_LINEAGE_KINDS: dict[str, Any] = {
+    "kind": str, "parent": dict, "parent.path": str, "parent.sha256": str, "parent.commit": str,
+    "ancestors": list[dict], "data": str, "events_added": int, "steps": int, "recipe": dict,
+    "recipe.factors": list[float], "recipe.valid": dict[str, float], "recipe.test": dict[str, float],
+}  # fmt: skip
 # What a file system without locks says.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -122,11 +130,19 @@ class RunLock:
             os.close(self._descriptor)  # the file stays: removed, a third process could lock a name that a second holds
 
 
-def open_run(run: Path, data: Dataset, config: Config, resume: bool, lock: RunLock | None = None) -> None:
+def open_run(
+    run: Path,
+    data: Dataset,
+    config: Config,
+    resume: bool,
+    lock: RunLock | None = None,
+    lineage: dict[str, Any] | None = None,
+) -> None:
     """Make a run folder. With `resume`, check that an existing one has this config and this dataset.
 
     An empty folder may be resumed too, so the same command can start and continue a run. lock: taken before anything
-    is read or written.
+    is read or written. lineage: of a run that follows another one; a run of another command, or another run's child,
+    is not resumed.
     """
     if run.exists() and not run.is_dir():
         raise FileExistsError(f"{run} exists and is not a folder; choose another --out")
@@ -137,6 +153,7 @@ def open_run(run: Path, data: Dataset, config: Config, resume: bool, lock: RunLo
         lock.take(run)
     # data.json is written last: with it, the rest is there.
     if (run / DATA).is_file():
+        _check_lineage(run, lineage)
         _check_config(run, config)
         _check_data(run, data.describe())
         write_text(run / CONFIG, to_toml(config))
@@ -144,6 +161,8 @@ def open_run(run: Path, data: Dataset, config: Config, resume: bool, lock: RunLo
     write_text(run / CONFIG, to_toml(config))
     write_json(run / ENVIRONMENT, environment.describe())
     data.write_catalogue(run / CATALOGUE)
+    if lineage is not None:
+        write_json(run / LINEAGE, seal(lineage))
     write_json(run / DATA, seal(data.describe()))
 
 
@@ -167,6 +186,13 @@ def read_metrics(run: Path) -> dict[str, Any]:
     if WITH_COUNTING in found:
         check_kinds(run / METRICS, found, {WITH_COUNTING: dict[str, float]}, advice)
     return {name: value for name, value in found.items() if name in (*_METRICS_KINDS, "refit", WITH_COUNTING)}
+
+
+def read_lineage(run: Path) -> dict[str, Any] | None:
+    """Where a run of `trope fit` or `trope update` comes from; None for a run of `trope train`."""
+    if not (run / LINEAGE).is_file():
+        return None
+    return read_json(run / LINEAGE, _LINEAGE_KINDS, "copy the run again")
 
 
 def read_environment(run: Path) -> dict[str, Any]:
@@ -269,6 +295,18 @@ def _check_config(run: Path, config: Config) -> None:
     if changed:
         raise ValueError(
             f"{run} was begun with another config: {'; '.join(changed)}; resume it as it was, or start anew"
+        )
+
+
+def _check_lineage(run: Path, given: dict[str, Any] | None) -> None:
+    stored = read_lineage(run)
+    made, wanted = ("train" if each is None else str(each["kind"]) for each in (stored, given))
+    if made != wanted:
+        raise ValueError(f"{run} was made by `trope {made}`, not by `trope {wanted}`; choose another --out")
+    if stored and given and stored["parent"]["sha256"] != given["parent"]["sha256"]:
+        raise ValueError(
+            f"{run} was begun from the model of {stored['parent']['path']}, not from that of "
+            f"{given['parent']['path']}; resume it as it was, or choose another --out"
         )
 
 

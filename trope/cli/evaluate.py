@@ -33,8 +33,14 @@ def evaluate(
     from trope.evaluate.evaluation import evaluate as evaluate_model
     from trope.evaluate.evaluation import rank_users
     from trope.models.recommender import SequentialRecommender
-    from trope.runs import BEST, CONFIG, check_model_config, write_json
+    from trope.runs import BEST, CONFIG, check_model_config, read_lineage, write_json
 
+    lineage = read_lineage(run)
+    if lineage is not None:
+        raise ValueError(
+            f"{run} was made by `trope {lineage['kind']}`, which trains on every event, so there is nothing to test; "
+            f"evaluate {lineage['parent']['path']}, or measure freshness with `trope replay`"
+        )
     store = Sequences.of_run(run, data)
     model = SequentialRecommender.from_pretrained(run / BEST)
     check_model_config(run, model.config)

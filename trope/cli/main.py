@@ -19,12 +19,15 @@ from trope.cli import (
     demo,
     evaluate,
     figures,
+    fit,
     generate,
     inspect,
     prepare,
     recommend,
+    replay,
     reproduce,
     train,
+    update,
 )
 from trope.data.printable import printable
 from trope.environment import __version__
@@ -43,7 +46,8 @@ app = typer.Typer(
 )
 for command in (
     demo.demo, prepare.prepare, generate.generate, inspect.inspect, train.train, evaluate.evaluate, compare.compare,
-    ablate.ablate, reproduce.reproduce, figures.figures, recommend.recommend,
+    ablate.ablate, reproduce.reproduce, figures.figures, fit.fit, update.update,
+    replay.replay, recommend.recommend,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(bench.bench, name="bench")

@@ -56,7 +56,9 @@ def train(
     from trope.train.divergence import Diverged
     from trope.train.loop import Interrupted, say_result
     from trope.train.loop import train as run_training
+    from trope.train.process import die_with_parent
 
+    die_with_parent()
     store = Sequences.load(data)
     resolved = resolve_config(model, config, settings or [], out if resume else None, store, device)
     for note in without_effect(resolved, settings or []):

@@ -36,7 +36,7 @@ ARRAYS: dict[str, np.dtype[Any]] = {
 }
 REQUIRED = ("items", "times", "offsets", "splits")
 IDS = ("user_ids", "item_ids", "item_names", "basket_ids")
-_RISING = ("user_ids", "item_ids")  # so that `Ids.find` can bisect
+_RISING = ("user_ids",)  # so that `Ids.find` can bisect; an extended dataset has its new items behind the others
 # Integer ids are one array; text ids are their UTF-8 bytes and where each one ends.
 _ID_PARTS: dict[str, np.dtype[Any]] = {"": np.dtype(np.int64), ".text": np.dtype(np.uint8), ".ends": np.dtype(np.int64)}
 ALL_ARRAYS: dict[str, np.dtype[Any]] = {
@@ -158,7 +158,7 @@ class Ids:
         return bytes(self._values[start : int(self._ends[index])]).decode()
 
     def find(self, original: int | str) -> int | None:
-        """The position of an original id, by bisection (ids are stored in rising order), or None.
+        """The position of an original id, by bisection (users' ids are stored in rising order), or None.
 
         original: text is compared with the id's own text, so '007' does not find the integer 7.
         """
@@ -200,6 +200,8 @@ def read_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool = True)
         numbers = read_array(folder, name, meta, verify)
         if verify and name in _RISING and (numbers[1:] <= numbers[:-1]).any():
             raise ValueError(f"the {name} of {folder} are not in rising order; copy or prepare it again")
+        if verify and name == "item_ids" and (np.diff(np.sort(numbers)) == 0).any():
+            raise ValueError(f"the {name} of {folder} have one id twice; copy or prepare it again")
         return Ids(numbers)
     if f"{name}.text" not in meta["arrays"]:
         return None

@@ -16,9 +16,7 @@ from typing import Any
 
 import ibis
 import ibis.expr.types as ir
-import numpy as np
 
-from trope.data import protocols
 from trope.data.arrays import number, write_events
 from trope.data.core import Sizes, k_core
 from trope.data.engines.base import Engine
@@ -30,7 +28,8 @@ from trope.data.progress import StageReport, Stages
 from trope.data.protocols import Protocol
 from trope.data.sources.description import Lookup, Source
 from trope.data.sources.urls import local_file
-from trope.data.writer import staging, write_array, write_meta
+from trope.data.splits import write_splits
+from trope.data.writer import staging, write_meta
 from trope.environment import __version__
 from trope.times import say_moment
 
@@ -102,6 +101,38 @@ def prepare(
         return write_meta(folder, meta)
 
 
+def read_log(source: Source, folder: Path, options: Options) -> dict[str, Any]:
+    """Write the events of a log into `folder` as `prepare` would, without a k-core or a split; DuckDB reads files.
+
+    Returns the entry of every array in `meta.json`. options: event types and what to do about bad rows.
+    """
+    with open_engine("duckdb", source, folder, None, None, None) as engine:
+        try:
+            with Stages(None, engine.share_done) as stages:
+                _, events, table, _ = _read(source, options, engine)
+                numbered = number(table, engine)
+                if numbered.num_events == 0:
+                    used = ", ".join(options.event_types)
+                    raise ValueError(f"{source.name} has no event of type {used}; there is nothing to learn")
+                return write_events(numbered, folder, events.ticks, source.names, stages)
+        except engine.errors() as error:
+            raise explain(error, source) from (None if source.url else error)  # it may quote the URL
+
+
+def _read(source: Source, options: Options, engine: Engine) -> tuple[int, Events, ir.Table, dict[str, int]]:
+    """Events without a group, all valid events, those that are wanted, and how many are not, by reason."""
+    raw = engine.read(source)
+    without_group = 0
+    if source.lookup is not None:
+        table, without_group = _regrouped(raw.table, engine.read_lookup(source.lookup), source.lookup)
+        raw = replace(raw, table=table)
+    events = clean(raw, source, options.on_bad == "skip")
+    table, unwanted = _chosen(events, source, options)
+    if source.is_text:  # parse the text once, not at every pass
+        table = engine.keep(table)
+    return without_group, events, table, unwanted
+
+
 def _check_apart(source: Source, out: Path) -> None:
     """Refuse a source inside `out`, which would be deleted with it, and an `out` inside the source's folder."""
     there = Path(os.path.realpath(out))
@@ -118,15 +149,7 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     min_user = source.min_user if options.min_user is None else options.min_user
     min_item = source.min_item if options.min_item is None else options.min_item
     stages.begin("read and check")
-    raw = engine.read(source)
-    without_group = 0
-    if source.lookup is not None:
-        table, without_group = _regrouped(raw.table, engine.read_lookup(source.lookup), source.lookup)
-        raw = replace(raw, table=table)
-    events = clean(raw, source, options.on_bad == "skip")
-    table, unwanted = _chosen(events, source, options)
-    if source.is_text:  # parse the text once, not at every pass
-        table = engine.keep(table)
+    without_group, events, table, unwanted = _read(source, options, engine)
     core, before = k_core(table, min_user, min_item, options.once, engine, stages)
     stages.begin("number")
     numbered = number(core, engine)
@@ -144,7 +167,7 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     after = Sizes(numbered.num_users, numbered.num_items, numbered.num_events)
     entries = write_events(numbered, folder, events.ticks, source.names, stages)
     stages.begin("split")
-    split = _split(folder, options.protocol, source.name)
+    split = write_splits(folder, options.protocol, source.name)
     entries["splits"] = split.pop("entry")
     counts = {**after._asdict(), **split.pop("counts")}
     if "baskets" in entries:
@@ -213,37 +236,6 @@ def _count_unwanted(events: Events, options: Options) -> dict[str, int]:
     table = table.select(reason=ibis.cases(*cases, else_=ibis.null("string")))
     sums = {reason: (table.reason == reason).sum() for _, reason in cases}
     return {reason: int(count or 0) for reason, count in table.aggregate(**sums).to_pyarrow().to_pylist()[0].items()}
-
-
-def _split(folder: Path, protocol: Protocol, name: str) -> dict[str, Any]:
-    """Cut the written arrays by the protocol, and write the cuts."""
-    times, offsets = (np.load(folder / f"{array}.npy", mmap_mode="r") for array in ("times", "offsets"))
-    baskets = np.load(folder / "baskets.npy", mmap_mode="r") if (folder / "baskets.npy").exists() else None
-    begins = offsets[:-1]
-    first, last = int(times[begins].min()), int(times[offsets[1:] - 1].max())
-    protocol = protocol.resolve(first, last)
-    cuts = protocols.split(protocol, offsets, times, baskets)
-    trained = cuts.train_end > 0
-    tested = (cuts.test_start > 0) & (cuts.test_end > cuts.test_start)
-    validated = trained & (cuts.valid_end > cuts.train_end)
-    if not tested.any():
-        raise ValueError(
-            f"protocol {protocol.name} leaves no user of {name} to test: the longest of {len(begins):,} users has "
-            f"{int(np.diff(offsets).max())} events; choose another protocol or loosen a filter"
-        )
-    return {
-        "entry": write_array(folder, "splits", np.stack(cuts)),
-        "protocol": protocol.to_dict(),
-        "time_span": {
-            "all": [first, last],
-            "train": [int(times[begins[trained]].min()), int(times[(begins + cuts.train_end - 1)[trained]].max())],
-        },
-        "counts": {
-            "train_events": int(cuts.train_end.sum(dtype=np.int64)),
-            "valid_users": int(validated.sum()),
-            "test_users": int(tested.sum()),
-        },
-    }
 
 
 def _described(source: Source, rows: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from trope.data.windows import (
     padded_places,
     seen_counts,
 )  # fmt: skip
-from trope.runs import read_data
+from trope.runs import OWN_DATA, read_data
 
 SPLITS = ("valid", "test")
 
@@ -104,6 +104,8 @@ class Sequences:
         """
         recorded = read_data(run)
         path = path or Path(recorded["path"])
+        if not path.is_dir() and (run / OWN_DATA).is_dir():  # the run has moved, and its dataset with it
+            path = run / OWN_DATA
         if not path.is_dir():
             raise FileNotFoundError(f"the dataset of {run} is not at {path}; say where it is with --data")
         found = cls.load(path)
@@ -149,6 +151,10 @@ class Sequences:
     def to(self, device: torch.device | str) -> Sequences:
         """The same data with every array on `device`."""
         return Sequences(self.path, self.meta, {name: tensor.to(device) for name, tensor in self._tensors.items()})
+
+    def with_splits(self, splits: torch.Tensor, **meta: Any) -> Sequences:
+        """The same events with other splits, [4, U] as in `splits.npy`, and other entries of meta.json."""
+        return Sequences(self.path, {**self.meta, **meta}, {**self._tensors, "splits": splits})
 
     @property
     def validates_on_test(self) -> bool:

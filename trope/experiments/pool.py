@@ -34,6 +34,7 @@ from trope.evaluate.metrics import Floats, per_user
 from trope.figures.run_files import read_environment, read_metrics
 from trope.runs import CONFIG, METRICS, OUTPUT, ranks_path, read_data, write_text
 from trope.settings import preset, read_saved_toml, to_dict
+from trope.train.process import PARENT
 
 RESULTS = "results.jsonl"
 _POLL_SECONDS = 0.2
@@ -197,7 +198,7 @@ def _check_finished(runs: Sequence[Run], data: Path) -> None:
 
 def _start(run: Run, data: Path, device: str, jobs: int) -> subprocess.Popen[bytes]:
     run.folder.mkdir(parents=True, exist_ok=True)
-    environment = dict(os.environ)
+    environment = {**os.environ, PARENT: str(os.getpid())}
     if jobs > 1:
         # Processes side by side share the cores; each would otherwise start a thread for every core.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))

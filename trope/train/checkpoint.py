@@ -158,7 +158,7 @@ def written_into(run: Path) -> Iterator[None]:
 
 def load(path: Path, model: SequentialRecommender, optimizer: torch.optim.Optimizer) -> TrainState:
     """Fill model and optimiser from a checkpoint; returns how far the run was."""
-    state, files = _read_state(path)
+    state, files = read_state(path)
     config = path / _MODEL_CONFIG
     if files and not (config.is_file() and sha256_of(config) == files[_MODEL_CONFIG]):
         raise ValueError(f"{config} is missing, damaged, or of another checkpoint; {_advice(path)}")
@@ -180,7 +180,7 @@ def load(path: Path, model: SequentialRecommender, optimizer: torch.optim.Optimi
     return state
 
 
-def _read_state(path: Path) -> tuple[TrainState, dict[str, str]]:
+def read_state(path: Path) -> tuple[TrainState, dict[str, str]]:
     """state.json, checked, and the SHA-256 of the files that it names; {} where an older version wrote it."""
     file, kinds = path / STATE, typing.get_type_hints(TrainState)
     try:

@@ -90,7 +90,7 @@ class FusedStep:
         self.guard, self.loss_sum, self.is_bf16, self.backend = guard, loss_sum, is_bf16, backend
         self.device = data.device
         windows = feed.windows
-        order_W = torch.zeros(len(windows.starts), dtype=torch.int64, device=self.device)
+        order_W = torch.zeros(feed.size, dtype=torch.int64, device=self.device)
         following = None if feed.moments is None else torch.zeros_like(feed.moments.first)
         self.source = Source(data.items, data.times, windows.starts, windows.ends, order_W, following)
         self.cursor, self.seed = (torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(2))

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
@@ -32,13 +31,12 @@ from trope.runs import BEST, COUNTING, METRICS, PULSE, REFIT, RunLock, open_run,
 from trope.train import checkpoint
 from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
-from trope.train.divergence import DivergenceGuard
-from trope.train.fused import FusedStep
 from trope.train.log import RunLog
 from trope.train.optimizer import make_optimizer, set_learning_rates
-from trope.train.process import StopRequest, matmul_precision, reproducible, stop_signals
+from trope.train.process import StopRequest, reproducible, stop_signals
 from trope.train.pulse import fit_pulse, keep_counts, read_pulse
-from trope.train.step import Feed, Objective, seed_for
+from trope.train.step import Feed, seed_for
+from trope.train.stepper import Stepper
 
 LOG_EVERY = 50
 LEAST_EPOCHS = 10  # the paper's
@@ -120,6 +118,7 @@ class Trainer:
         factors: None to validate after each epoch and see; or the learning rates of all epochs, over those of the
             config, that a training with validation has settled (`train.refit`).
         lock: of the run, to take before anything in its folder is read.
+        lineage: of a run that follows `factors` by itself and is no refit (`trope.train.fit`).
     """
 
     def __init__(
@@ -131,8 +130,10 @@ class Trainer:
         resume: bool,
         factors: Sequence[float] | None = None,
         lock: RunLock | None = None,
+        lineage: dict[str, Any] | None = None,
     ) -> None:
         self.config, self.run_folder, self.group, self.factors = config, run, group, factors
+        self.is_refit = factors is not None and lineage is None
         if factors is None and not len(data.eval_users("valid")):
             raise ValueError(f"{data.path} has no user to validate on; prepare it with another protocol")
         self.data = data.to(group.device)
@@ -145,20 +146,19 @@ class Trainer:
             self.optimizer, "max", factor=PLATEAU_FACTOR, patience=config.train.patience, threshold=0.0
         )
         # Only now, when everything could be made of this config, does a folder appear.
-        if group.is_first and factors is None:
-            open_run(run, data, config, resume, lock)
+        if group.is_first and not self.is_refit:
+            steps = {} if lineage is None else {"steps": self.total_steps}
+            open_run(run, data, config, resume, lock, lineage and {**lineage, **steps})
         group.wait()
         self.checkpoints = Checkpoints(run)
         latest = self.checkpoints.latest()
         self.state = TrainState() if latest is None else checkpoint.load(latest, self.model, self.optimizer)
         if self.state.best is not None:
             self.plateau.best, self.plateau.num_bad_epochs = self.state.best, self.state.stalled
-        self.objective: nn.Module = Objective(self.model, config.train.temperature)
-        if group.size > 1:
-            self.objective = DistributedDataParallel(self.objective)
-        self.guard = DivergenceGuard(self.model, group.device, self.state.step)
-        self.loss_sum = torch.tensor(self.state.loss_sum, dtype=torch.float64, device=group.device)
-        self.fused = self._fused_step() if is_fused(config, group) else None
+        self.stepper = Stepper(
+            self.model, self.data, config, self.feed, self.optimizer, group, self.state.step, self.state.loss_sum
+        )
+        self.loss_sum = self.stepper.loss_sum
         self._follow_factors()  # a checkpoint may be of a refit that had ended, and there may be more epochs since
         group.wait()  # everyone has read the checkpoint before the first process may remove it
         if group.is_first:
@@ -218,27 +218,8 @@ class Trainer:
 
     def step(self) -> tuple[Tensor, Tensor]:
         """One optimiser step; returns the global batch's loss and its gradient's norm, still on the device."""
-        state, train, group = self.state, self.config.train, self.group
-        if self.fused is not None:
-            with matmul_precision("high" if self._is_bf16 else "highest"):
-                loss, norm = self.fused(state.epoch, state.index, state.step)
-            state.step += 1
-            state.index += 1
-            return loss, norm
-        torch.manual_seed(seed_for(train.seed, "dropout", state.step, group.rank))
-        work = self.feed(state.epoch, state.index, state.step)
-        self.optimizer.zero_grad(set_to_none=True)
-        with matmul_precision("high" if self._is_bf16 else "highest"):
-            with torch.autocast(group.device.type, torch.bfloat16, enabled=self._is_bf16):
-                loss = self.objective(work)
-            # DDP takes the mean of the processes' gradients; each has a part of the global mean: the sum is wanted.
-            (loss * group.size).backward()
-        loss = group.sum(loss.detach())
-        norm = self.guard(loss)
-        if train.clip > 0:
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), train.clip, norm)
-        self.optimizer.step()
-        self.loss_sum += loss
+        state = self.state
+        loss, norm = self.stepper(state.epoch, state.index, state.step)
         state.step += 1
         state.index += 1
         return loss, norm
@@ -261,7 +242,7 @@ class Trainer:
             if state.best is None or score > state.best:
                 state.best, state.best_epoch, state.best_metrics = score, state.epoch, metrics
             self.plateau.step(score)
-            self._tell_rates()
+            self.stepper.rates_changed()
             state.stalled = self.plateau.num_bad_epochs
             log.show(**{train.criterion: f"{score:.4f}", "best": f"{state.best:.4f}"})
         log.show(loss=f"{mean_loss:.4f}")
@@ -321,11 +302,7 @@ class Trainer:
         if self.factors is not None and not self.is_finished:
             factor = self.factors[self.state.epoch]
             set_learning_rates(self.optimizer, [factor * rate for rate in self._first_rates])
-            self._tell_rates()
-
-    def _tell_rates(self) -> None:
-        if self.fused is not None:
-            self.fused.learning_rate_changed()
+            self.stepper.rates_changed()
 
     def save(self) -> None:
         """Write a checkpoint, unless something went wrong since the last one."""
@@ -334,20 +311,9 @@ class Trainer:
         if self.group.is_first:
             self.checkpoints.save(self.model, self.optimizer, self.state)
 
-    def _fused_step(self) -> FusedStep:
-        return FusedStep(
-            self.model, self.data, self.config, self.feed, self.optimizer, self.guard, self.loss_sum, self.state.step,
-            self._is_bf16,
-        )  # fmt: skip
-
-    @property
-    def _is_bf16(self) -> bool:
-        precision = self.config.train.precision
-        return precision == "bf16" or (precision == "auto" and self.group.device.type == "cuda")
-
     def _check_finite(self) -> None:
         latest = self.checkpoints.latest()
-        self.guard.check(f"the last good checkpoint is {latest}" if latest else "there was no checkpoint yet")
+        self.stepper.guard.check(f"the last good checkpoint is {latest}" if latest else "there was no checkpoint yet")
 
     def _log_step(self, log: RunLog, loss: Tensor, norm: Tensor) -> None:
         self._check_finite()
@@ -359,7 +325,7 @@ class Trainer:
         signum = self.group.largest(stop.signum)
         if signum:
             self.save()
-            raise Interrupted(signum, self.run_folder if self.factors is None else self.run_folder.parent)
+            raise Interrupted(signum, self.run_folder.parent if self.is_refit else self.run_folder)
 
 
 def score_test(
@@ -389,8 +355,3 @@ def score_test(
             saved_ranks.save(run, result, saved_ranks.About.of(data, "test", config))
             write_json(run / METRICS, seal(summary))
     return summary
-
-
-def is_fused(config: Config, group: Group) -> bool:
-    """Whether steps are fused into one launch: on one GPU, and not against the whole catalogue."""
-    return group.device.type == "cuda" and group.size == 1 and config.train.loss == "sampled"

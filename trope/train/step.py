@@ -31,6 +31,10 @@ def seed_for(seed: int, purpose: str, *numbers: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+class NothingToLearn(ValueError):
+    """There is no window with a new event as a target."""
+
+
 class Work(NamedTuple):
     """This process's part of a global batch."""
 
@@ -41,19 +45,34 @@ class Work(NamedTuple):
 
 
 class Feed:
-    """Training batches by number."""
+    """Training batches by number.
 
-    def __init__(self, data: Sequences, config: Config, group: Group) -> None:
+    fresh_N: [N] bool, for an update: which events are to be learned. An epoch is then all windows with such a target,
+        and as many others, drawn anew each epoch. Without it an epoch is all windows of `train.stride`.
+    """
+
+    def __init__(self, data: Sequences, config: Config, group: Group, fresh_N: Tensor | None = None) -> None:
         self.data, self.config, self.group = data, config, group
         self.moments = next_moments(data) if config.model.predicts == "next-moment" else None
         lengths_U = None if self.moments is None else self.moments.inputs + 1  # a window's last event is no input
-        self.windows = data.train_windows(config.model.max_len, config.train.stride, lengths_U)
+        max_len = config.model.max_len
+        # Windows that do not overlap: each new event is learned once an epoch.
+        self.windows = data.train_windows(max_len, config.train.stride if fresh_N is None else max_len, lengths_U)
         # On the host too: how many targets a batch has must be known without asking the device.
         self._lengths_W = (self.windows.ends - self.windows.starts - 1).cpu()
         if not len(self._lengths_W):
             what = "training events" if self.moments is None else "moments to train on"
             raise ValueError(f"{data.path} has no user with two {what}; nothing can be learned from it")
-        self.steps = math.ceil(len(self._lengths_W) / config.train.batch)
+        self._fresh_W = None if fresh_N is None else self._has_target(fresh_N).cpu()
+        self.size = len(self._lengths_W)
+        if self._fresh_W is not None:
+            fresh = int(self._fresh_W.sum())
+            if not fresh:
+                raise NothingToLearn(
+                    f"{data.path} has no new event that follows another one; there is nothing to learn"
+                )
+            self.size = min(2 * fresh, self.size)
+        self.steps = math.ceil(self.size / config.train.batch)
         self._generator = torch.Generator(data.device)
         self.following: Tensor | None = None  # the target of each event in this epoch, where it is not the next
         self._epoch = -1
@@ -95,9 +114,23 @@ class Feed:
             negatives = negatives[token_first:token_last]
         return Work(batch, places_T, negatives, share)
 
+    def _has_target(self, chosen_N: Tensor) -> Tensor:
+        """Which windows have at least one of the chosen events among their targets, or their possible targets; [W]."""
+        running = torch.cat((chosen_N.new_zeros(1, dtype=torch.int64), chosen_N.cumsum(0)))
+        first_W, end_W = self.windows.starts + 1, self.windows.ends
+        if self.moments is not None:
+            last_W = self.windows.ends - 2
+            first_W = self.moments.first[self.windows.starts]
+            end_W = self.moments.first[last_W] + self.moments.size[last_W]
+        return running[end_W] > running[first_W]
+
     def _shuffle(self, epoch: int) -> None:
         generator = torch.Generator().manual_seed(seed_for(self.config.train.seed, "order", epoch))
         order = torch.randperm(len(self._lengths_W), generator=generator)
+        if self._fresh_W is not None:  # the new windows, and the first of the others, in the shuffled order
+            is_fresh = self._fresh_W[order]
+            is_fresh |= (~is_fresh).cumsum(0) <= self.size - int(is_fresh.sum())
+            order = order[is_fresh]
         self._epoch, self._ordered_lengths_W = epoch, self._lengths_W[order]
         self._order = order.to(self.data.device)
         self._tokens = [int(part.sum()) for part in self._ordered_lengths_W.split(self.config.train.batch)]

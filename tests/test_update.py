@@ -1,0 +1,350 @@
+"""trope update: the extended dataset by hand, old rows keep their bytes, what is learned, what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from data_logs import Event, loose, prepared, random_log, unnumbered, write_csv, write_parquet
+from test_fit import invoke
+from training import one_thread, tiny
+
+import trope.train.update_run
+from trope.data.extend import extend, read_folder, write_extended
+from trope.data.protocols import Protocol
+from trope.data.sequences import Sequences
+from trope.data.views import all_training, trained_until
+from trope.kernels.batch import Source, gather_batch
+from trope.models.recommender import SequentialRecommender
+from trope.runs import read_lineage
+from trope.serve.recommender import Recommender
+from trope.train.distributed import Group
+from trope.train.divergence import DivergenceGuard
+from trope.train.fit import read_recipe
+from trope.train.fused import FusedStep
+from trope.train.loop import Trainer, train
+from trope.train.optimizer import make_optimizer
+from trope.train.pulse import keep_counts
+from trope.train.step import Feed
+from trope.train.update import grow, retrain, update
+from trope.train.update_run import learned_events
+
+__all__ = ["one_thread"]  # a fixture for every test in here
+ROWS = random_log(rows=400, users=30, items=20, seed=0)
+LAST = max(row[2] for row in ROWS)
+# More of an old user, a new user between old ones and one behind, an old item, new ones on both sides of the old.
+NEW: list[Event] = [
+    (3, 0, LAST + 10), (3, 7, LAST + 20), (2_000, 99, LAST + 5), (2_000, 7, LAST + 6), (0, 99, LAST + 30),
+    (0, 0, LAST + 31), (5, 99, LAST - 1_000),
+]  # fmt: skip
+GROUP = Group(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    folder = tmp_path_factory.mktemp("update")
+    return prepared(write_parquet(folder / "log.parquet", ROWS), folder / "data", loose(protocol=Protocol("holdout")))
+
+
+@pytest.fixture(scope="module")
+def run(data: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(data, tiny("train.refit=true", model="trope"), folder, "cpu", progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def updated(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("updated")
+    out = folder / "out"
+    code, said = invoke(*command(run, write_parquet(folder / "new.parquet", NEW), out))
+    assert code == 0, said
+    assert "7 new events (0 more were known), 2 new users, 2 new items" in said
+    return out
+
+
+def command(run: Path, events: Path | str, out: Path, *more: object) -> tuple[object, ...]:
+    return ("update", run, "--events", events, "--out", out, "--device", "cpu", "--no-progress", *more)
+
+
+def extended(data: Sequences, tmp_path: Path, rows: list[Event]) -> tuple[Sequences, np.ndarray]:
+    """The dataset with these rows, and the place of each of its events before."""
+    tmp_path.mkdir(parents=True, exist_ok=True)
+    new = prepared(
+        write_parquet(tmp_path / "new.parquet", rows), tmp_path / "new", loose(protocol=Protocol("loo-paper"))
+    )
+    found = extend(read_folder(data.path, data.meta["arrays"]), read_folder(new.path, new.meta["arrays"]), "new")
+    write_extended(found, data.meta, "new", tmp_path / "extended")
+    return Sequences.load(tmp_path / "extended"), found.place_N
+
+
+def test_the_extended_dataset_has_all_events_and_old_items_keep_their_numbers(data: Sequences, updated: Path) -> None:
+    whole = Sequences.of_run(updated)
+    by_hand: dict[Any, list[tuple[Any, int]]] = {}
+    for user, item, time in sorted(ROWS + NEW, key=lambda row: row[2]):
+        by_hand.setdefault(user, []).append((item, time))
+    assert unnumbered(whole) == by_hand
+    users, items, before = whole.ids("user_ids"), whole.ids("item_ids"), data.ids("item_ids")
+    assert users is not None and items is not None and before is not None
+    assert users.to_list() == sorted(by_hand)
+    assert items.to_list() == [*before.to_list(), 0, 99]
+    assert whole.protocol == data.protocol
+    assert whole.path == updated / "data" and whole.meta["extended"][0]["events"] == len(NEW)
+    assert users.find("2000") is not None
+
+
+def test_events_that_are_known_are_not_added_twice(data: Sequences, tmp_path: Path) -> None:
+    twice = [ROWS[0], ROWS[0]]
+    whole, place_N = extended(data, tmp_path / "a", [*ROWS[:50], *twice, *NEW])
+    assert (place_N < 0).sum() == len(NEW) + 2  # an event that the longer log has three times is there three times
+    assert whole.num_events == len(ROWS) + len(NEW) + 2
+    assert sorted(place_N[place_N >= 0].tolist()) == list(range(len(ROWS)))
+    whole, _ = extended(data, tmp_path / "b", NEW)
+    again, place_N = extended(whole, tmp_path / "c", [*NEW, (1, 1, LAST + 99)])
+    assert (place_N < 0).sum() == 1 and len(again.meta["extended"]) == 2
+
+
+def test_baskets_and_names_go_on(tmp_path: Path) -> None:
+    rows = [(u, i, 1_600_000_000 + 100 * b) for u in (1, 2, 3) for b in range(4) for i in (1, 2)]
+    ids = [f"b{u}-{b}" for u in (1, 2, 3) for b in range(4) for _ in (1, 2)]
+    log = write_parquet(tmp_path / "log.parquet", rows, basket=ids)
+    data = prepared(log, tmp_path / "data", loose(protocol=Protocol("next-basket")), basket_col="basket")
+    last = 1_600_000_400
+    more = write_parquet(
+        tmp_path / "more.parquet", [(2, 9, last), (2, 1, last), (2, 9, last + 1)], basket=["x", "x", "y"]
+    )
+    new = prepared(more, tmp_path / "new", loose(protocol=Protocol("loo-paper")), basket_col="basket")
+    old_log, new_log = (read_folder(each.path, each.meta["arrays"]) for each in (data, new))
+    found = extend(old_log, new_log, "more")
+    write_extended(found, data.meta, "more", tmp_path / "extended")
+    whole = Sequences.load(tmp_path / "extended")
+    baskets = whole.ids("basket_ids")
+    assert baskets is not None and whole.baskets is not None
+    by_event = [baskets[number] for number in whole.baskets.tolist()]
+    assert by_event == [*ids[:16], "x", "x", "y", *ids[16:]]
+    with pytest.raises(ValueError, match="--basket-col"):
+        extend(old_log, new_log._replace(baskets_N=None, baskets=None), "more")
+    named = extend(old_log._replace(names=["one", "two"]), new_log, "more")
+    assert named.log.names == ["one", "two", ""]
+
+
+def test_old_rows_keep_their_bytes_and_new_ones_are_fresh(run: Path) -> None:
+    model = SequentialRecommender.from_pretrained(run / "best")
+    grown = grow(model, model.num_items + 3, (model.time_span[0], LAST + 99), seed=1)
+    table, before = grown.items.weight.detach(), model.items.weight.detach()
+    assert torch.equal(table[: len(before)], before)
+    fresh = table[len(before) :]
+    assert len(fresh) == 3 and bool((fresh != 0).any(1).all()) and float(fresh.abs().max()) < 0.2
+    assert torch.equal(grow(model, model.num_items + 3, (1, 2), seed=1).items.weight, table)
+    for name, value in model.state_dict().items():
+        if name not in ("items.weight", "pulse.counts"):
+            assert torch.equal(grown.state_dict()[name], value), name
+    assert grown.pulse is not None and grown.pulse.trained_until == LAST + 99
+    # Scores of old items do not change by growing, at any moment: the coordinates of times stay.
+    items, times = torch.tensor([[1, 2, 3]]), torch.tensor([[LAST - 30, LAST - 20, LAST]])
+    ask = (items, times, torch.tensor([3]), torch.tensor([LAST + 10**6]))
+    with torch.no_grad():
+        torch.testing.assert_close(grown.eval().encode_last(*ask), model.eval().encode_last(*ask), rtol=0, atol=0)
+
+
+def test_no_step_means_the_model_of_before(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the learning switched off, the run that is written has the parent's rows, byte for byte."""
+    spent = trope.train.update_run.update
+    monkeypatch.setattr(
+        trope.train.update_run,
+        "update",
+        lambda *a: spent(*a[:4], 0.0, *a[5:]),  # a learning rate of 0
+    )
+    out = tmp_path / "out"
+    code, said = invoke(*command(run, write_parquet(tmp_path / "new.parquet", NEW), out))
+    assert code == 0, said
+    before, after = (SequentialRecommender.from_pretrained(each / "best") for each in (run, out))
+    assert torch.equal(after.items.weight[: before.num_items + 1], before.items.weight)
+
+
+def test_windows_end_in_new_events_and_as_many_are_old(data: Sequences) -> None:
+    config, every = tiny("model.max_len=4"), all_training(data)
+    moment = sorted(data.times.tolist())[-12]
+    fresh = data.times >= moment
+    feed = Feed(every, config, GROUP, fresh)
+    users = torch.searchsorted(data.offsets, torch.nonzero(fresh).flatten(), right=True).unique()
+    new_windows = {
+        (int(s), int(e)) for s, e in zip(*feed.windows, strict=True) if bool(fresh[int(s) + 1 : int(e)].any())
+    }
+    assert len(new_windows) >= len(users) and feed.size == 2 * len(new_windows)
+    drawn = [set(), set()]
+    for epoch in range(2):
+        order = feed.order(epoch)
+        assert len(order) == len(set(order.tolist())) == feed.size
+        windows = {(int(s), int(e)) for s, e in zip(*feed.windows.take(order), strict=True)}
+        assert new_windows <= windows
+        drawn[epoch] = windows - new_windows
+    assert drawn[0] != drawn[1]  # other old windows in another pass
+    targets = torch.cat([torch.arange(s + 1, e) for s, e in new_windows])
+    learnable = fresh.clone()
+    learnable[data.offsets[:-1]] = False  # a user's first event is no target
+    assert torch.isin(torch.nonzero(learnable).flatten(), targets).all() and len(targets.unique()) == len(targets)
+
+
+def test_moments_of_baskets_are_new_where_their_targets_may_be(tmp_path: Path) -> None:
+    rows = [(u, i, 1_600_000_000 + 100 * b) for u in range(1, 9) for b in range(4) for i in (1, 2, 3)]
+    data = all_training(prepared(write_parquet(tmp_path / "log.parquet", rows), tmp_path / "data", loose()))
+    fresh = torch.zeros(data.num_events, dtype=torch.bool)
+    fresh[int(data.offsets[1]) - 1] = True  # one line of the first user's last basket
+    feed = Feed(data, tiny("model.predicts=next-moment", "model.max_len=20"), GROUP, fresh)
+    assert feed.size == 2 and int(feed._has_target(fresh).sum()) == 1
+    assert int(feed._has_target(fresh).nonzero()[0]) == int((feed.windows.starts == 0).nonzero()[0])
+
+
+def test_an_update_learns_the_new_events(data: Sequences, run: Path) -> None:
+    """After one pass many times over, a user who always goes from 1 to 2 is told 2."""
+    recipe = read_recipe(run)
+    model = SequentialRecommender.from_pretrained(run / "best")
+    every = all_training(data)
+    fresh = torch.zeros(data.num_events, dtype=torch.bool)
+    fresh[int(data.offsets[1]) - 4 : int(data.offsets[1])] = True
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    spent = update(model, every, recipe.config, fresh, 1.0, GROUP, steps=30)
+    assert spent.steps == 30 and not model.training
+    assert any(not torch.equal(before[name], value) for name, value in model.named_parameters())
+    windows = every.train_windows(8, 8).take(torch.tensor([0]))
+    batch = every.training_batch(windows, 8)
+
+    def loss(network: SequentialRecommender) -> float:
+        with torch.no_grad():
+            out = network.encode(batch.items, batch.times, batch.lengths)[0, : int(batch.lengths[0])]
+            scores = 20 * out @ network.item_vectors()[1:].T
+            return float(torch.nn.functional.cross_entropy(scores, batch.targets[0, : len(scores)] - 1))
+
+    assert loss(model) < loss(SequentialRecommender.from_pretrained(run / "best").eval())
+    with pytest.raises(ValueError, match="nothing to learn"):
+        update(model, every, recipe.config, torch.zeros_like(fresh), 1.0, GROUP)
+
+
+def test_two_updates_draw_different_numbers_and_one_twice_the_same(data: Sequences, run: Path) -> None:
+    config, fresh = read_recipe(run).config, torch.ones(data.num_events, dtype=torch.bool)
+    models = [SequentialRecommender.from_pretrained(run / "best") for _ in range(3)]
+    views = [all_training(data), all_training(data), trained_until(data, LAST - 1)]
+    for model, view in zip(models, views, strict=True):
+        update(model, view, config, fresh, 1.0, GROUP, steps=2)
+    first, second, third = (model.items.weight for model in models)
+    assert torch.equal(first, second) and not torch.equal(first, third)
+
+
+def test_retraining_in_memory_is_the_trainers_training(data: Sequences, tmp_path: Path) -> None:
+    config, factors, both = tiny(), [1.0, 0.5], data.with_validation()
+    model, spent = retrain(both, config, factors, GROUP)
+    trainer = Trainer(both, config, tmp_path / "run", GROUP, True, factors)
+    for epoch in range(2):
+        for _ in range(trainer.feed.steps):
+            trainer.step()
+        trainer.state.epoch, trainer.state.index = epoch + 1, 0
+        trainer._follow_factors()
+    assert spent.steps == trainer.total_steps
+    for name, value in trainer.model.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), value, rtol=0, atol=0, msg=name)
+
+
+def test_what_the_parent_has_not_learned_is_learned_too(data: Sequences, run: Path, updated: Path) -> None:
+    recipe = read_recipe(run)
+    learned = learned_events(run, data, recipe)
+    assert int(learned.sum()) == int(data.valid_end.sum()) < data.num_events  # a refit, and a test window
+    assert learned_events(updated, Sequences.of_run(updated), read_recipe(updated)).all()
+
+
+def test_the_counts_are_those_of_all_events(updated: Path) -> None:
+    whole = all_training(Sequences.of_run(updated))
+    model = SequentialRecommender.from_pretrained(updated / "best")
+    assert model.pulse is not None
+    kept = model.pulse.get_buffer("counts").clone()
+    assert model.time_span == (whole.time_span[0], LAST + 31) and model.pulse.trained_until == LAST + 31
+    keep_counts(model, whole)
+    torch.testing.assert_close(model.pulse.get_buffer("counts"), kept)
+    assert float(kept[0, -1]) > 1.9  # item 99 was chosen twice in the last minute, and once before
+
+
+def test_it_serves_new_users_and_items_and_knows_its_ancestors(run: Path, updated: Path, tmp_path: Path) -> None:
+    served = Recommender.from_pretrained(updated, "cpu")
+    history = pd.DataFrame({"user_id": ["u"], "item_id": [99], "timestamp": [LAST + 40]})
+    found = served.recommend(history, LAST + 50, k=22)
+    assert {0, 99} <= set(found["item_id"])
+    assert invoke("recommend", updated, "--user", 2_000, "--at", LAST + 50)[0] == 0
+    code, said = invoke("evaluate", updated)
+    assert code == 2 and "trope update" in said
+    second = tmp_path / "second"
+    more = write_csv(tmp_path / "more.csv", [(2_000, 0, LAST + 60), (77, 5, LAST + 61)])
+    code, said = invoke(*command(updated, more, second, "--steps", 1, "--data-out", tmp_path / "whole"))
+    assert code == 0, said
+    lineage = read_lineage(second)
+    assert lineage is not None
+    assert (lineage["kind"], lineage["steps"], lineage["events_added"]) == ("update", 1, 2)
+    assert lineage["parent"]["path"] == str(updated) and lineage["parent"]["kind"] == "update"
+    assert [each["path"] for each in lineage["ancestors"]] == [str(run)]
+    assert Sequences.of_run(second).path == tmp_path / "whole" and not (second / "data").exists()
+
+
+def test_a_prepared_dataset_of_the_longer_log_gives_the_same(run: Path, updated: Path, tmp_path: Path) -> None:
+    longer = prepared(write_parquet(tmp_path / "log.parquet", ROWS + NEW), tmp_path / "longer", loose())
+    code, said = invoke(*command(run, longer.path, tmp_path / "out"))
+    assert code == 0 and f"7 new events ({len(ROWS)} more were known)" in said
+    ours, theirs = (SequentialRecommender.from_pretrained(each / "best") for each in (tmp_path / "out", updated))
+    assert torch.equal(ours.items.weight, theirs.items.weight)
+
+
+def test_a_moved_run_finds_its_dataset(updated: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(updated, moved)
+    found = Sequences.of_run(updated)
+    updated.rename(tmp_path / "gone")
+    try:
+        assert Sequences.of_run(moved).meta["checksum"] == found.meta["checksum"]
+    finally:
+        (tmp_path / "gone").rename(updated)
+
+
+def test_what_is_refused_is_refused_in_a_line_and_writes_nothing(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    new = write_parquet(tmp_path / "new.parquet", NEW)
+    text = write_csv(tmp_path / "text.csv", [(1, "abc", LAST + 1), (1, "abd", LAST + 2)])
+    for arguments, words in [
+        (command(run, text, out), "all items of the dataset are integers"),
+        (command(run, write_parquet(tmp_path / "known.parquet", ROWS[:9]), out), "nothing to learn"),
+        (command(run, tmp_path / "none.parquet", out), "none.parquet"),
+        (command(run, new, run), "not empty"),
+        (command(run, new, out, "--user-col", "who"), "who"),
+        (command(tmp_path, new, out), "no trained model"),
+        (command(run, write_csv(tmp_path / "ms.csv", [(1, 2, LAST * 1_000)]), out), "--time-unit ms"),
+    ]:
+        code, said = invoke(*arguments)
+        assert code == 2 and words in said and "\n" not in said.strip(), said
+    assert not out.exists() and not list(tmp_path.glob(".*"))
+
+
+def test_the_fused_step_takes_an_updates_batches(data: Sequences) -> None:
+    """On a GPU an update is fused: the same batches, of the new windows and the drawn ones."""
+    config = tiny("model.dropout=0", "model.max_len=4", "train.batch=4")
+    every, fresh = all_training(data), data.times >= sorted(data.times.tolist())[-12]
+    feed = Feed(every, config, GROUP, fresh)
+    source = Source(
+        every.items, every.times, feed.windows.starts, feed.windows.ends, torch.zeros(feed.size, dtype=torch.int64)
+    )
+    assert feed.size < len(feed.windows.starts)
+    torch.manual_seed(0)
+    model = SequentialRecommender(config, data.num_items, every.time_span)
+    optimizer, guard = make_optimizer(model, config), DivergenceGuard(model, torch.device("cpu"))
+    loss_sum = torch.zeros((), dtype=torch.float64)
+    fused = FusedStep(model, every, config, feed, optimizer, guard, loss_sum, 0, False)
+    assert len(fused.source.order_W) == len(source.order_W)
+    fused.source.order_W.copy_(feed.order(0))
+    for index in range(feed.steps):
+        tokens = gather_batch(fused.source, fused._plan(feed.tokens(0, index)), fused.cursor, "auto")
+        batch = feed(0, index, index).batch
+        valid = torch.arange(4) < batch.lengths[:, None]
+        assert tokens.items_T[tokens.items_T != 0].tolist() == batch.items[valid].tolist()
+    for step in range(feed.steps):
+        assert bool(fused(0, step, step).loss.isfinite())

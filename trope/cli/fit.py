@@ -1,0 +1,60 @@
+"""The command `trope fit`: train the model to deploy, on every event, as a finished run was trained."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def fit(
+    data: Annotated[
+        Path, typer.Argument(help="The dataset of the run, or a later preparation of the same log (`trope prepare`).")
+    ],
+    like: Annotated[Path, typer.Option(help="A finished run: its config, epochs and learning rates are taken.")],
+    out: Annotated[Path, typer.Option(help="The run folder to write.")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out, or begin it if there is none.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
+    progress: Annotated[bool, typer.Option(help="Show a bar.")] = True,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="Longest time without a checkpoint; there is one after each epoch anyway.")
+    ] = 300.0,
+) -> None:
+    """Train on every event, the test's too, as a finished run was trained: the model to deploy.
+
+    Nothing is left to test it on; expect what the run measured. Ctrl-C and SIGTERM save the run, as in training.
+    """
+    from trope.data.sequences import Sequences
+    from trope.train.divergence import Diverged
+    from trope.train.fit import fit as run_fit
+    from trope.train.fit import match_items, read_recipe
+    from trope.train.loop import Interrupted
+
+    recipe, store = read_recipe(like), Sequences.load(data)
+    found = match_items(like, store)
+    is_first = os.environ.get("RANK", "0") == "0"
+    if is_first:
+        typer.echo(
+            f"every event is training: {store.num_events:,}; {len(recipe.factors)} epochs, as the validation of {like} "
+            "chose"
+        )
+        if found.new or found.gone:
+            typer.echo(f"items: {found.known:,} of {like}, {found.new:,} new, {found.gone:,} gone")
+    try:
+        run_fit(store, like, out, device, resume, progress, checkpoint_seconds)
+    except Interrupted as interrupted:
+        typer.secho(f"trope: {interrupted}", err=True)
+        raise typer.Exit(128 + interrupted.signum) from None
+    except Diverged as diverged:
+        typer.secho(f"trope: {diverged}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(1) from None
+    if is_first:
+        name = recipe.config.train.criterion
+        typer.echo(
+            f"{out} is ready to serve. Nothing is left to test it on; expect what {like} measured: {name} "
+            f"{recipe.valid[name]:.4f} on validation, {recipe.test[name]:.4f} on test"
+        )

@@ -1,0 +1,165 @@
+"""The command `trope update`: a run learns new events without a new training."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trope.data.extend import Log
+
+_COLUMNS = "Columns of NEW, where they are not those of the run's own log"
+
+
+def update(
+    run: Annotated[Path, typer.Argument(help="A finished run of `trope train`, `trope fit` or `trope update`.")],
+    events: Annotated[
+        str,
+        typer.Option(
+            help="The new events: files as the run's log (same columns and units), a table with --table, or a prepared "
+            "dataset of the longer log. Events that the run's dataset has already are left out."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The run folder to write; it appears only when it is whole.")],
+    data: Annotated[Path | None, typer.Option(help="The run's dataset, if it is not where it was.")] = None,
+    data_out: Annotated[
+        Path | None, typer.Option(help="Where to write the dataset with the new events. Default: data in --out.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimiser steps. Default: one pass over the new events.", min=1)
+    ] = None,
+    on_bad: Annotated[str, typer.Option(help="At a bad row: fail, or skip and count it.")] = "fail",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
+    progress: Annotated[bool, typer.Option(help="Show a bar.")] = True,
+    user_col: Annotated[str | None, typer.Option(rich_help_panel=_COLUMNS)] = None,
+    item_col: Annotated[str | None, typer.Option(rich_help_panel=_COLUMNS)] = None,
+    time_col: Annotated[str | None, typer.Option(rich_help_panel=_COLUMNS)] = None,
+    basket_col: Annotated[str | None, typer.Option(rich_help_panel=_COLUMNS)] = None,
+    event_col: Annotated[str | None, typer.Option(rich_help_panel=_COLUMNS)] = None,
+    time_unit: Annotated[str | None, typer.Option(help="s, ms, us, ns or iso.", rich_help_panel=_COLUMNS)] = None,
+    time_format: Annotated[str | None, typer.Option(help="Dates as text.", rich_help_panel=_COLUMNS)] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Between CSV fields.", rich_help_panel=_COLUMNS)] = None,
+    table: Annotated[str | None, typer.Option(help="The table behind a URL.", rich_help_panel=_COLUMNS)] = None,
+) -> None:
+    """Learn new events: new users, new items, more of the old ones, in a fraction of a training.
+
+    The new run starts from the old one's model and has its own dataset with all events. Nothing is left to test it on.
+    """
+    try:
+        _update(
+            run, events, out, data, data_out, steps, on_bad, device, progress,
+            {"user_col": user_col, "item_col": item_col, "time_col": time_col, "basket_col": basket_col,
+             "event_col": event_col, "time_unit": time_unit, "time_format": time_format, "delimiter": delimiter,
+             "table": table},
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        typer.secho("trope: interrupted; no run was written", fg=typer.colors.RED, err=True)
+        raise typer.Exit(130) from None
+
+
+def _update(
+    run: Path,
+    events: str,
+    out: Path,
+    data: Path | None,
+    data_out: Path | None,
+    steps: int | None,
+    on_bad: str,
+    device: str,
+    progress: bool,
+    columns: dict[str, str | None],
+) -> None:
+    import numpy as np
+    import torch
+
+    from trope.atomic import atomic_folder
+    from trope.data.extend import extend, read_folder, write_extended
+    from trope.data.sequences import Sequences
+    from trope.runs import OWN_DATA
+    from trope.train.divergence import Diverged
+    from trope.train.fit import read_recipe
+    from trope.train.update_run import learned_events, update_run
+
+    _refuse_filled(out)
+    if data_out is not None:
+        _refuse_filled(data_out)
+    recipe, old = read_recipe(run), Sequences.of_run(run, data)
+    extended = extend(read_folder(old.path, old.meta["arrays"]), _read_new(events, old, run, on_bad, columns), events)
+    if not extended.added:
+        raise ValueError(f"{events} has no event that {old.path} has not; there is nothing to learn")
+    place_N = torch.from_numpy(np.ascontiguousarray(extended.place_N))
+    # The parent's own test events are new to its model as well.
+    fresh_N = (place_N < 0) | ~learned_events(run, old, recipe)[place_N.clamp(min=0)]
+    typer.echo(
+        f"{extended.added:,} new events ({extended.repeated:,} more were known), {extended.new_users:,} new users, "
+        f"{extended.new_items:,} new items"
+    )
+    late = int(fresh_N.sum()) - extended.added
+    if late:
+        typer.echo(f"{late:,} events of the validation and test of {run} are learned too")
+    with atomic_folder(out.absolute(), _refuse_filled) as folder:
+        where = data_out or folder / OWN_DATA
+        write_extended(extended, old.meta, Path(events).name, where)
+        whole = Sequences.load(where)
+        final = (data_out or out / OWN_DATA).absolute()
+        inside = folder / "run"  # an empty folder, which `open_run` wants
+        try:
+            lineage = update_run(run, recipe, whole, fresh_N, extended.added, inside, final, device, steps, progress)
+        except Diverged as diverged:
+            typer.secho(f"trope: {diverged}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(1) from None
+        for file in inside.iterdir():
+            file.rename(folder / file.name)
+        inside.rmdir()
+    typer.echo(
+        f"{out} is ready to serve: {lineage['steps']:,} steps from {run}. Its dataset: {data_out or out / OWN_DATA}"
+    )
+
+
+def _read_new(events: str, old: Any, run: Path, on_bad: str, columns: dict[str, str | None]) -> Log:
+    """The new events: of a prepared dataset, or read from files or a table as the run's own log was."""
+    from trope.data.extend import read_folder
+    from trope.data.folder import META
+    from trope.data.sequences import Sequences
+    from trope.train.fit import match_items
+
+    if "://" not in events and (Path(events) / META).is_file():
+        longer = Sequences.load(events)
+        match_items(run, longer)
+        return read_folder(longer.path, longer.meta["arrays"])
+    try:
+        from trope.data.prepare import Options, read_log
+        from trope.data.sources.resolve import Request, resolve
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"reading a log needs {error.name}, which is not installed; install trope[data], or give a prepared dataset"
+        ) from None
+
+    source, filters = old.meta.get("source", {}), old.meta.get("filters", {})
+    if "items_by" in source:
+        raise ValueError(
+            f"the items of {old.path} are groups ({source['items_by']}) of those in its log; prepare the longer log "
+            "and give that dataset"
+        )
+    known = source.get("columns", {})
+    asked: dict[str, Any] = {f"{role}_col": known.get(role) for role in ("user", "item", "time", "basket", "event")}
+    if columns["time_unit"] is None and columns["time_format"] is None:
+        form = source.get("time_format")
+        asked |= {"time_format": form} if form else {"time_unit": source.get("time_unit")}
+    asked |= {option: value for option, value in columns.items() if value is not None}
+    options = Options(event_types=tuple(filters.get("event_types", ())), on_bad=on_bad)
+    with tempfile.TemporaryDirectory(prefix="trope-") as folder:
+        entries = read_log(resolve(Request(events, **asked)), Path(folder), options)
+        read = read_folder(Path(folder), entries)
+        return read._replace(  # the arrays are mapped from files that go now
+            items_N=read.items_N.copy(), times_N=read.times_N.copy(), offsets=read.offsets.copy(),
+            baskets_N=None if read.baskets_N is None else read.baskets_N.copy(),
+        )  # fmt: skip
+
+
+def _refuse_filled(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(f"{path} exists already and is not empty; choose another folder")

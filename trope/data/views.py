@@ -1,0 +1,48 @@
+"""The same events under other splits: everything as training, and a tick of a replay.
+
+Shapes: U users.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trope.data.sequences import Sequences
+
+
+def all_training(data: Sequences) -> Sequences:
+    """Every event is training: nothing is left to validate or test on."""
+    lengths_U = data.offsets.diff().to(data.train_end.dtype)
+    return data.with_splits(torch.stack((lengths_U,) * 4), time_span=_span(data, lengths_U))
+
+
+def trained_until(data: Sequences, moment: int) -> Sequences:
+    """Everything strictly before a moment is training, and nothing is validated or tested."""
+    before_U = _before(data, moment)
+    return data.with_splits(torch.stack((before_U,) * 4), time_span=_span(data, before_U))
+
+
+def asked_at(data: Sequences, start: int, end: int) -> Sequences:
+    """A tick: everybody with an event in [start, end) is asked at `start`, and those events are the test.
+
+    All events before `start` are history and training.
+    """
+    past_U, until_U = _before(data, start), _before(data, end)
+    protocol = {"name": "holdout", "cutoff": start, "window": end - start}
+    splits = torch.stack((past_U, past_U, past_U, until_U))
+    return data.with_splits(splits, protocol=protocol, time_span=_span(data, past_U))
+
+
+def _before(data: Sequences, moment: int) -> Tensor:
+    users = torch.arange(data.num_users, device=data.device)
+    return data.count_before(users, moment).to(data.train_end.dtype)
+
+
+def _span(data: Sequences, ends_U: Tensor) -> dict[str, list[int]]:
+    """The entry `time_span` of meta.json if each user's first `ends_U` events are training."""
+    is_there = ends_U > 0
+    if not bool(is_there.any()):
+        return {**data.meta["time_span"], "train": list(data.time_span)}
+    begins, ends = data.offsets[:-1][is_there], (data.offsets[:-1] + ends_U)[is_there]
+    return {**data.meta["time_span"], "train": [int(data.times[begins].min()), int(data.times[ends - 1].max())]}

@@ -1,0 +1,320 @@
+"""Prequential evaluation: predict, then learn. What does freshness buy, and what does it cost?
+
+The test window of a holdout is cut into ticks. At each tick everybody with an event in it is asked at the tick's start,
+with all events before as history; then every way of staying fresh may learn the tick:
+
+    stale           trained until the first tick; its counts stand still as well
+    counts only     the same network; everybody's counts (the pulse) follow the events
+    update          learns each tick in a few steps (`trope.train.update`)
+    retrain         trained from the start before a tick, for the epochs that validation chose
+    counting alone  no network: decayed counts, their half-life chosen on the ticks of the validation window
+
+    DIR/plan.json        what the replay was begun with
+    DIR/ticks/0003.json  metrics, steps and seconds of a finished tick
+    DIR/models/          the models to go on with
+    DIR/train/           the training until the first tick, unless a run was given
+
+Shapes: B users of a batch, N events, V items.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trope.config import Config
+from trope.data.folder import sha256_of
+from trope.data.sequences import EvalBatch, Sequences
+from trope.data.views import asked_at, trained_until
+from trope.evaluate.evaluation import EvalResult, encoder, evaluate, rank_users
+from trope.evaluate.live import LiveScorer, users_at_a_time
+from trope.evaluate.ranking import TileScores
+from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
+from trope.models.pulse import HALF_LIVES, CountStream, active_half_lives
+from trope.models.recommender import SequentialRecommender
+from trope.runs import BEST, MODEL_CONFIG, RunLock, read_json, read_lineage, seal, write_json
+from trope.times import say_duration
+from trope.train.distributed import Group
+from trope.train.fit import Recipe, read_recipe
+from trope.train.process import reproducible
+from trope.train.pulse import keep_counts
+from trope.train.step import NothingToLearn
+from trope.train.update import Spent, grow, retrain, update
+
+STALE, COUNTS, UPDATE, RETRAIN, COUNTING = "stale", "counts only", "update", "retrain", "counting alone"
+WAYS = (STALE, COUNTS, UPDATE, RETRAIN, COUNTING)
+METRICS = ("Recall@10", "NDCG@10")
+PLAN, TICKS, MODELS, TRAINING = "plan.json", "ticks", "models", "train"
+MOST_TICKS = 10_000
+_TICK_KINDS: dict[str, Any] = {
+    "tick": int, "start": int, "end": int, "users": int, "ways": dict[str, dict], "spent": dict[str, dict],
+}  # fmt: skip
+
+
+class Tick(NamedTuple):
+    """A part of the test window: from `start` until before `end`, Unix seconds."""
+
+    number: int
+    start: int
+    end: int
+
+
+def ticks_of(start: int, end: int, every: int) -> list[Tick]:
+    """[start, end) in parts of `every` seconds; the last may be shorter."""
+    if every < 1:
+        raise ValueError(f"--every must be longer than 0 seconds, got {every}")
+    if (end - start) / every > MOST_TICKS:
+        raise ValueError(f"--every {say_duration(every)} gives more than {MOST_TICKS:,} ticks; choose a longer one")
+    starts = range(start, end, every)
+    return [Tick(number, first, min(first + every, end)) for number, first in enumerate(starts)]
+
+
+class Replay:
+    """A replay in a folder, tick by tick. It goes on where it was stopped.
+
+    Args:
+        data: a holdout dataset; its test window is replayed.
+        run: trained on it.
+        out: the folder.
+        every: seconds of a tick. retrain_every: retrain before each so many ticks; 0 never.
+        steps: of each update; one pass over the tick's events if None.
+    """
+
+    def __init__(
+        self,
+        data: Sequences,
+        run: Path,
+        out: Path,
+        every: int,
+        retrain_every: int,
+        steps: int | None,
+        device: torch.device,
+        lock: RunLock,
+    ) -> None:
+        start, window = window_of(data)
+        self.ticks = ticks_of(start, start + window, every)
+        self.group, self.out, self.steps, self.retrain_every = Group(0, 1, device), out, steps, retrain_every
+        self.recipe = read_recipe(run)
+        if read_lineage(run) is not None:
+            raise ValueError(f"{run} was trained on every event, the test's too; replay a run of `trope train`")
+        self.run, self.data = run, data.to(device)
+        plan = {
+            "data": data.meta["checksum"], "model": sha256_of(run / BEST / MODEL_CONFIG), "every": every,
+            "retrain_every": retrain_every, "steps": steps,
+        }  # fmt: skip
+        _open(out, plan, lock)
+        self.first = self._stale()
+        self.has_pulse = self.first.pulse is not None and self.first.pulse.is_fitted
+        self.half_life = self._half_life()
+
+    @property
+    def config(self) -> Config:
+        """Of the run."""
+        return self.recipe.config
+
+    @property
+    def ways(self) -> list[str]:
+        """The ways that are compared: without a pulse there are no counts to follow."""
+        left_out = {*(() if self.has_pulse else (COUNTS,)), *(() if self.retrain_every else (RETRAIN,))}
+        return [way for way in WAYS if way not in left_out]
+
+    def play(self, tell: Callable[[dict[str, Any], int], None] | None = None) -> list[dict[str, Any]]:
+        """Every tick, in order; returns their records. tell: called with each new record and the number of ticks."""
+        records = self._finished()
+        with reproducible(self.group.device):
+            updated, retrained = self._models(len(records))
+            for tick in self.ticks[len(records) :]:
+                spent = {way: Spent(0, 0.0) for way in self.ways}
+                if self.retrain_every and tick.number and tick.number % self.retrain_every == 0:
+                    retrained, spent[RETRAIN] = self._retrain(tick.start)
+                    retrained.save_pretrained(self._model(RETRAIN, tick.number))
+                asked = self._ask(tick, updated, retrained)
+                updated, spent[UPDATE] = self._update(updated, tick)
+                updated.save_pretrained(self._model(UPDATE, tick.number + 1))
+                record = {
+                    "tick": tick.number, "start": tick.start, "end": tick.end, **asked,
+                    "spent": {way: each._asdict() for way, each in spent.items()},
+                }  # fmt: skip
+                write_json(self._record(tick.number), seal(record))
+                self._tidy()
+                records.append(record)
+                if tell is not None:
+                    tell(record, len(self.ticks))
+        return records
+
+    def _ask(self, tick: Tick, updated: SequentialRecommender, retrained: SequentialRecommender) -> dict[str, Any]:
+        """Metrics of every way; nothing of the tick is used but its events as what was chosen."""
+        view = asked_at(self.data, tick.start, tick.end)
+        if not len(view.eval_users("test")):
+            return {"users": 0, "ways": {}}
+        found: dict[str, EvalResult] = {}
+        for way in self.ways:
+            if way == STALE:
+                found[way] = rank(self.first, view, self.config, counted_until=self.ticks[0].start)
+            elif way == COUNTS:
+                found[way] = rank(self.first, view, self.config)
+            elif way == UPDATE:
+                found[way] = rank(updated, view, self.config)
+            elif way == RETRAIN:
+                found[way] = rank(retrained, view, self.config)
+            else:
+                found[way] = by_counts(view, self.half_life, self.config)
+        ways = {way: {name: each.metrics[name] for name in METRICS} for way, each in found.items()}
+        return {"users": len(found[STALE].users), "ways": ways}
+
+    def _update(self, model: SequentialRecommender, tick: Tick) -> tuple[SequentialRecommender, Spent]:
+        """The model after it has learned a tick."""
+        known = trained_until(self.data, tick.end)
+        fresh_N = (self.data.times >= tick.start) & (self.data.times < tick.end)
+        grown = grow(model, self.data.num_items, known.time_span)
+        try:
+            return grown, update(grown, known, self.config, fresh_N, self.recipe.factors[-1], self.group, self.steps)
+        except NothingToLearn:
+            return model, Spent(0, 0.0)
+
+    def _retrain(self, until: int) -> tuple[SequentialRecommender, Spent]:
+        known = trained_until(self.data, until)
+        model, spent = retrain(known, self.config, self.recipe.factors, self.group)
+        if model.pulse is not None and self.recipe.pulse is not None:
+            model.pulse.take_weights(self.recipe.pulse["weights"])
+            keep_counts(model, known)
+        return model, spent
+
+    def _stale(self) -> SequentialRecommender:
+        """The model trained until the first tick: the run's own if it was refitted, else trained as it was chosen."""
+        if self.config.train.refit:
+            return SequentialRecommender.from_pretrained(self.run / BEST).to(self.group.device)
+        kept = self._model(STALE, 0)
+        if kept.is_dir():
+            return SequentialRecommender.from_pretrained(kept).to(self.group.device)
+        with reproducible(self.group.device):
+            model, _ = self._retrain(self.ticks[0].start)
+        model.save_pretrained(kept)
+        return model
+
+    def _half_life(self) -> int:
+        """The half-life of counting alone that is best on the ticks of the validation window."""
+        start, window = window_of(self.data)
+        every = self.ticks[0].end - self.ticks[0].start
+        before = trained_until(self.data, start - window)
+        places = active_half_lives(self.data.times, before.time_span[1] - before.time_span[0])
+        if len(places) == 1:
+            return HALF_LIVES[places[0]]
+        totals = dict.fromkeys((HALF_LIVES[place] for place in places), 0.0)
+        for tick in ticks_of(start - window, start, every):
+            view = asked_at(self.data, tick.start, tick.end)
+            for half_life in totals if len(view.eval_users("test")) else ():
+                found = by_counts(view, half_life, self.config)
+                totals[half_life] += found.metrics[METRICS[0]] * len(found.users)
+        return max(totals, key=lambda half_life: totals[half_life])
+
+    def _models(self, number: int) -> tuple[SequentialRecommender, SequentialRecommender]:
+        """The updated and the retrained model to go on with at a tick."""
+        updated = retrained = self.first
+        if number:
+            updated = SequentialRecommender.from_pretrained(self._model(UPDATE, number)).to(self.group.device)
+            last = (number - 1) // self.retrain_every * self.retrain_every if self.retrain_every else 0
+            if last:
+                retrained = SequentialRecommender.from_pretrained(self._model(RETRAIN, last)).to(self.group.device)
+        return updated, retrained
+
+    def _finished(self) -> list[dict[str, Any]]:
+        """Records of the ticks that are done."""
+        records = []
+        for tick in self.ticks:
+            path = self._record(tick.number)
+            if not path.is_file():
+                break
+            records.append(read_json(path, _TICK_KINDS, "remove it and the ones after it, and replay again"))
+        return records
+
+    def _record(self, number: int) -> Path:
+        return self.out / TICKS / f"{number:04d}.json"
+
+    def _model(self, way: str, number: int) -> Path:
+        return self.out / MODELS / f"{way}-{number:04d}"
+
+    def _tidy(self) -> None:
+        """Keep the latest model of each way, from which the next tick goes on."""
+        for way in (UPDATE, RETRAIN):
+            for old in sorted((self.out / MODELS).glob(f"{way}-*"))[:-1]:
+                shutil.rmtree(old)
+
+
+def window_of(data: Sequences) -> tuple[int, int]:
+    """Start and length of a holdout's test window."""
+    if data.protocol.name != "holdout":
+        raise ValueError(
+            f"{data.path} is split by {data.protocol.name}; a replay needs a test window, so prepare the data with "
+            "--protocol holdout --window 7d"
+        )
+    assert data.protocol.cutoff is not None
+    assert data.protocol.window is not None
+    return data.protocol.cutoff, data.protocol.window
+
+
+def rank(model: SequentialRecommender, view: Sequences, config: Config, counted_until: int | None = None) -> EvalResult:
+    """Rank the catalogue at a tick; counted_until: only events before this moment count for the pulse."""
+    model.train(False)
+    pulse, seen, max_len = model.pulse, config.eval.filter_seen, config.model.max_len
+    if pulse is None or not pulse.is_fitted:
+        return evaluate(model, view, "test", seen, max_len)
+    with torch.inference_mode():
+        items_VE = model.item_vectors().float()
+        scorer = LiveScorer(pulse, encoder(model, items_VE.device, "auto"), items_VE, view, "test")
+        if counted_until is not None:
+            scorer.stream = pulse.count(*_events(view, counted_until))
+        batch = users_at_a_time(view.num_items, USERS_AT_A_TIME)
+        return rank_users(scorer, view, "test", seen, max_len, batch=batch)
+
+
+def by_counts(view: Sequences, half_life: int, config: Config) -> EvalResult:
+    """Rank the catalogue at a tick by everybody's decayed counts alone."""
+    moment = view.protocol.t_now("test")
+    assert moment is not None
+    half_lives = torch.tensor([half_life], dtype=torch.float64)
+    stream = CountStream(*_events(view, moment), half_lives, view.num_items)
+    (shares_KV,) = stream.at(torch.tensor([moment], device=view.device))
+
+    def scorer(batch: EvalBatch) -> TileScores:
+        def scores(first: int, last: int) -> Tensor:
+            return shares_KV[0, first:last].repeat(len(batch.users), 1)
+
+        return scores
+
+    return rank_users(scorer, view, "test", config.eval.filter_seen, config.model.max_len)
+
+
+def _events(view: Sequences, until: int) -> tuple[Tensor, Tensor]:
+    """Items and times of the histories' events before a moment."""
+    events = view.first_events(view.test_start)
+    events = events[view.times[events] < until]
+    return view.items[events], view.times[events]
+
+
+def _open(out: Path, plan: dict[str, Any], lock: RunLock) -> None:
+    """Make the folder, or check that it holds a replay of the same."""
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} exists and is not a folder; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    lock.take(out)
+    path = out / PLAN
+    if path.is_file():
+        stored = read_json(path, {}, "choose another --out")
+        changed = [
+            f"{name} was {stored.get(name)!r}, now {plan[name]!r}" for name in plan if stored.get(name) != plan[name]
+        ]
+        if changed:
+            raise ValueError(f"{out} holds another replay: {'; '.join(changed)}; choose another --out")
+    else:
+        write_json(path, seal(plan))
+
+
+def recipe_name(recipe: Recipe) -> str:
+    """The model's block and width, for titles."""
+    return f"{recipe.config.model.block}, width {recipe.config.model.width}"

@@ -1,0 +1,136 @@
+"""Learning without a run folder: a model that goes on with new events, and one that is trained again from the start.
+
+`update` is a fraction of a training. An epoch of it is every window that ends in new events, and as many random windows
+of old ones, so that what was learned before is not lost. The optimiser begins anew, at the learning rate that
+validation ended with. The coordinates in which times are rotated stay as they were.
+
+Shapes: N events, V items.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trope.config import Config
+from trope.data.sequences import Sequences
+from trope.models.recommender import SequentialRecommender
+from trope.train.distributed import Group
+from trope.train.optimizer import make_optimizer, set_learning_rates
+from trope.train.pulse import keep_counts
+from trope.train.step import Feed, seed_for
+from trope.train.stepper import Stepper
+
+# How many steps lie between two looks at whether everything is finite, which wait for the device.
+_LOOK_EVERY = 200
+
+
+class Spent(NamedTuple):
+    """What a learning cost."""
+
+    steps: int
+    seconds: float
+
+
+def grow(
+    model: SequentialRecommender, num_items: int, time_span: tuple[int, int], seed: int = 0
+) -> SequentialRecommender:
+    """A copy of a model with rows for more items, on the same device.
+
+    The rows of known items are the same bytes; new rows are drawn as at the start of a training. New items have no
+    counts yet (`keep_counts` counts anew). time_span: of the events that the copy will have learned. It says how old
+    the model is; frequencies and their origin stay, because the weights were learned with them.
+    """
+    assert num_items >= model.num_items, "items are never taken away"
+    device = model.items.weight.device
+    torch.manual_seed(seed_for(seed, "new items", num_items))
+    grown = SequentialRecommender(model.config, num_items, time_span)
+    state, fresh = model.state_dict(), grown.state_dict()
+    for name, value in state.items():
+        if value.shape != fresh[name].shape:  # by item: the table [V + 1, E], and the pulse's counts [K, V + 1]
+            grows = next(d for d, size in enumerate(value.shape) if size != fresh[name].shape[d])
+            whole = fresh[name].clone()
+            whole.narrow(grows, 0, value.shape[grows]).copy_(value)
+            state[name] = whole
+    grown.load_state_dict(state)
+    return grown.to(device)
+
+
+def update(
+    model: SequentialRecommender,
+    data: Sequences,
+    config: Config,
+    fresh_N: Tensor,
+    factor: float,
+    group: Group,
+    steps: int | None = None,
+    tell: Callable[[int, int], None] | None = None,
+) -> Spent:
+    """Go on training a model in place.
+
+    Args:
+        data: on the model's device; its training events are all that is known, the new ones among them.
+        fresh_N: [N] bool, which events are new.
+        factor: learning rate over that of the config.
+        steps: optimiser steps; one pass over the new events if None.
+        tell: called after each step with the steps done and all steps.
+    """
+    started = time.monotonic()
+    # Another seed for each update: negatives and order would otherwise repeat from tick to tick.
+    seed = seed_for(config.train.seed, "update", data.time_span[1])
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
+    feed = Feed(data, config, group, fresh_N)
+    done = _learn(model, data, config, feed, [factor] * _passes(feed, steps), group, steps, tell)
+    if model.pulse is not None:
+        keep_counts(model, data)
+    return Spent(done, time.monotonic() - started)
+
+
+def retrain(
+    data: Sequences, config: Config, factors: Sequence[float], group: Group
+) -> tuple[SequentialRecommender, Spent]:
+    """A model trained from the start on the training events of `data`: the same as `Trainer` with these factors."""
+    started = time.monotonic()
+    torch.manual_seed(seed_for(config.train.seed, "init"))
+    model = SequentialRecommender(config, data.num_items, data.time_span).to(group.device)
+    done = _learn(model, data, config, Feed(data, config, group), factors, group)
+    return model, Spent(done, time.monotonic() - started)
+
+
+def _passes(feed: Feed, steps: int | None) -> int:
+    return 1 if steps is None else -(-steps // feed.steps)
+
+
+def _learn(
+    model: SequentialRecommender,
+    data: Sequences,
+    config: Config,
+    feed: Feed,
+    factors: Sequence[float],
+    group: Group,
+    steps: int | None = None,
+    tell: Callable[[int, int], None] | None = None,
+) -> int:
+    """One pass for each factor, at most `steps` steps; returns how many were done."""
+    optimizer = make_optimizer(model, config)
+    rates = [float(entry["lr"]) for entry in optimizer.param_groups]
+    stepper = Stepper(model, data, config, feed, optimizer, group)
+    total = len(factors) * feed.steps if steps is None else min(steps, len(factors) * feed.steps)
+    model.train()
+    for step in range(total):
+        epoch, index = divmod(step, feed.steps)
+        if index == 0:
+            set_learning_rates(optimizer, [factors[epoch] * rate for rate in rates])
+            stepper.rates_changed()
+        stepper(epoch, index, step)
+        if tell is not None:
+            tell(step + 1, total)
+        if (step + 1) % _LOOK_EVERY == 0 or step + 1 == total:
+            stepper.guard.check("the model from before is as it was")
+    model.train(False)
+    return total
