@@ -52,10 +52,9 @@ def grow(
     grown = SequentialRecommender(model.config, num_items, time_span)
     state, fresh = model.state_dict(), grown.state_dict()
     for name, value in state.items():
-        if value.shape != fresh[name].shape:  # by item: the table [V + 1, E], and the pulse's counts [K, V + 1]
-            grows = next(d for d, size in enumerate(value.shape) if size != fresh[name].shape[d])
+        if value.shape != fresh[name].shape:  # by item: the table, and the pulse's counts; by period: its seasons
             whole = fresh[name].clone()
-            whole.narrow(grows, 0, value.shape[grows]).copy_(value)
+            whole[tuple(slice(size) for size in value.shape)] = value
             state[name] = whole
     grown.load_state_dict(state)
     return grown.to(device)
