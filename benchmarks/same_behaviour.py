@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 SIZE = (
-    "model.width=32", "model.heads=2", "model.head_dim=16", "model.max_len=20", "train.epochs=3", "train.min_epochs=3",
+    "model.width=32", "model.heads=2", "model.head_dim=16", "model.max_len=20", "train.epochs=3",
     "train.batch=32",
 )  # fmt: skip
 PREPARED = {

@@ -5,6 +5,9 @@
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`, a single number between `<!-- value: NAME -->` and
 `<!-- end -->`. The headline table stands on HEADLINE_PAGES only; other pages link to it.
+
+No table mixes commits in silence: where the runs of a headline, a comparison or an ablation were trained at several
+commits, a line below the table names them. The line is part of the table, so a page without it fails the check.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +26,8 @@ from tables_speed import SPEED
 
 from trope.experiments.recipes import Recipe, recipe_files
 from trope.experiments.report.comparison import seconds_per_epoch
+from trope.experiments.report.controls import control_name
+from trope.experiments.report.warnings import mixed_commits
 from trope.settings import preset
 
 # docs/tried.md has conclusions; its numbers are in results/tried.csv.
@@ -31,6 +36,7 @@ PAGES = (
     *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "tried.md"),
 )
 HEADLINE_PAGES = {"README.md", "docs/results.md"}
+HEADLINE_MODELS = ("hstu-time", "hstu-trope", "hstu-trope-attention", "hstu-trope-paper")
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (?P<name>[\w-]+) -->).*?(<!-- end -->)")
 
@@ -73,6 +79,15 @@ def star(low: float, high: float) -> str:
     return " *" if low > 0 or high < 0 else ""
 
 
+def with_commits(table: str, runs: Sequence[dict[str, Any]]) -> str:
+    """The table; below it the commits of each model, where the runs come from several."""
+    commits: dict[str, list[str]] = {}
+    for run in runs:
+        commit = run["environment"].get("commit", "unknown")
+        commits.setdefault(run["name"], []).append(commit[:7] + "+" * commit.endswith("+"))
+    return "\n\n".join([table, *(f"{line[0].upper()}{line[1:]}." for line in mixed_commits(commits))])
+
+
 def comparison(name: str) -> str:
     """Means in percent, and the first metric's difference from the first system; then the baselines."""
     found = compared(name)
@@ -83,15 +98,17 @@ def comparison(name: str) -> str:
         lines.append(
             [system + fewer, *(f"{100 * values[metric]['mean']:.2f}" for metric in metrics), apart(values, metrics[0])]
         )
+        if control := found.get("with_counting", {}).get(system):
+            lines.append([control_name(system), *(f"{100 * control[metric]:.2f}" for metric in metrics), ""])
     for baseline, means in found.get("baselines", {}).items():
         lines.append([baseline, *(f"{100 * means[metric]:.2f}" for metric in metrics), ""])
     header = [f"{found['users']:,} users", *metrics, f"{metrics[0]} minus {found['reference']}"]
-    return markdown(header, lines)
+    return with_commits(markdown(header, lines), [run for run in trained(name) if run["name"] in found["systems"]])
 
 
 def headline() -> str:
     """T-RoPE against the model it is added to, one line a dataset and protocol."""
-    lines = []
+    lines, shown = [], []
     for name, title in SETS.items():
         found = compared(name)
         metric, systems = f"{hit(found)}@10", found["systems"]
@@ -103,12 +120,13 @@ def headline() -> str:
             cells.append(change + star(gain[each]["low"], gain[each]["high"]))
         seeds = Counter(run["name"] for run in trained(name))
         assert seeds["hstu-trope"] == seeds["hstu-time"] == SEEDS
-        for other in ("hstu-trope-attention", "hstu-trope-paper"):
+        for other in HEADLINE_MODELS[2:]:
             fewer = "" if seeds[other] == SEEDS else f" ({seeds[other]} seeds)"
             cells.append(f"{100 * systems[other][metric]['mean']:.2f}{fewer}" if other in systems else "")
         lines.append([title, f"{found['users']:,}", metric, *cells])
+        shown += [run for run in trained(name) if run["name"] in HEADLINE_MODELS]
     models = ["hstu-time", "hstu-trope", "change", "change, NDCG@10", "attention alone", "as printed"]
-    return markdown(["", "users", "metric", *models], lines)
+    return with_commits(markdown(["", "users", "metric", *models], lines), shown)
 
 
 def readout_gain() -> str:
@@ -155,7 +173,10 @@ def ablation(name: str) -> str:
             values = systems[system]
             cells = [f"{100 * values[metric]['mean']:.2f}" for metric in metrics]
             lines.append([row["label"], str(seeds[system]), *cells, apart(values, first)])
-    return markdown([f"{found['users']:,} users", "seeds", *metrics, f"{first} minus the first row"], lines)
+    table = markdown([f"{found['users']:,} users", "seeds", *metrics, f"{first} minus the first row"], lines)
+    labels = {system: row["label"] for system, row in found["rows"].items() if system in systems}
+    runs = [run for run in trained(f"{name}-ablation") if run["name"] in labels]
+    return with_commits(table, [{**run, "name": labels[run["name"]]} for run in runs])
 
 
 def globo_windows() -> str:

@@ -1,8 +1,13 @@
-"""The tables of docs/speed.md and of the README's speed, from what `trope bench` measured; `tables.py` writes them."""
+"""The tables of docs/speed.md and of the README's speed, from what `trope bench` measured or counts; `tables.py` writes
+them."""
 
 from __future__ import annotations
 
 from table_parts import markdown, rows
+
+from trope.bench.cost import TOTALS, numbers
+from trope.bench.shapes import find_shape
+from trope.models.cost import Part, model_cost, total
 
 
 def kernels() -> str:
@@ -112,6 +117,41 @@ def evaluation() -> str:
     return markdown(["", "measured users", "encode s", "rank s", "total s", "users/s"], lines)
 
 
+def _parts(model: str) -> list[Part]:
+    """What each part of a model costs at the paper's shape."""
+    shape = find_shape("pixel1m")
+    return model_cost(shape.config(model), shape.items, shape.batch, shape.max_len)
+
+
+def cost() -> str:
+    """What each part of `trope` costs, and what the parts add up to."""
+    parts = _parts("trope")
+    lines = [
+        *([part.name + (f" ({part.stage})" if part.stage != "network" else ""), *numbers(part)] for part in parts),
+        *([f"**{name}**", *numbers(total(parts, *stages))] for name, stages in TOTALS.items()),
+    ]
+    return markdown(["part", "parameters", "held", "products, MFLOP", "other, MFLOP"], lines)
+
+
+def cost_models() -> str:
+    """What the forward of each model costs, and T-RoPE's share of its FLOPs."""
+    models = ("hstu-time", "hstu-torope", "hstu-trope-attention", "hstu-trope", "trope", "sasrec", "sasrec-trope",
+              "tisasrec", "transformer", "transformer-trope")  # fmt: skip
+    lines = []
+    for model in models:
+        parts = _parts(model)
+        forward, turning = total(parts, "network"), [p for p in parts if p.name in ("rotary encoding", "readout")]
+        flops, added = forward.products + forward.other, total(turning)
+        network = forward.parameters - next(p.parameters for p in parts if p.name == "item table")
+        lines.append(
+            [model, f"{network:,}", f"{added.parameters:,}", f"{flops / 1e9:.2f}", f"{added.other / 1e6:.1f}",
+             f"{added.other / flops:.2%}"]
+        )  # fmt: skip
+    header = ["model", "parameters without the item table", "of the rotation", "GFLOP of a forward",
+              "MFLOP of the rotation", "share"]  # fmt: skip
+    return markdown(header, lines)
+
+
 def parity() -> str:
     """Losses of 200 steps: fused path and plain PyTorch against float32 on the CPU."""
     header = ["model", "loss", "fused fp32", "fused bf16", "plain bf16", "mean fused bf16", "mean plain bf16"]
@@ -136,6 +176,8 @@ SPEED = {
     "training-roofline": training_roofline,
     "readout-kernel": readout_kernel,
     "evaluation": evaluation,
+    "cost": cost,
+    "cost-models": cost_models,
     "parity": parity,
 }
 """By their names in the pages."""

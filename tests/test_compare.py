@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,6 +129,26 @@ def test_damaged_or_pickled_ranks_are_refused(runs: list[Path]) -> None:
             compare_runs(runs)
 
 
+def test_ranks_of_another_run_are_refused(tmp_path: Path) -> None:
+    """Swapped by mistake, they fit in everything but the model."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for run, better in ((first, 1), (second, 2)):
+        (run / "best").mkdir(parents=True)
+        (run / "best" / "config.json").write_text(f'{{"model": {better}}}')
+        places = Places(np.full(USERS, better), np.zeros(USERS, np.int64), np.arange(USERS + 1))
+        saved_ranks.save(run, EvalResult(np.arange(USERS), places), ABOUT)
+    assert compare_runs([first, second]).users == USERS
+    kept = ranks_path(first, "test").read_bytes()
+    ranks_path(first, "test").write_bytes(ranks_path(second, "test").read_bytes())
+    with pytest.raises(
+        ValueError, match=r"ranks-test\.npz has the ranks of another model than .*best; run `trope eval"
+    ):
+        compare_runs([first, second])
+    ranks_path(first, "test").write_bytes(kept)
+    (first / "best" / "config.json").unlink()
+    assert compare_runs([first, second]).users == USERS, "runs may be copied without their models"
+
+
 def test_runs_that_may_be_undertrained_are_named(runs: list[Path], tmp_path: Path) -> None:
     """One training each is always said; the epoch where a run has its metrics.json; HR@10 by the ranks themselves."""
     bad = save(tmp_path / "bad", np.full(USERS, 1_000))
@@ -138,10 +159,32 @@ def test_runs_that_may_be_undertrained_are_named(runs: list[Path], tmp_path: Pat
     assert "Warning: each run is one training, so these numbers do not show" in said
     assert "Warning: validation chose one of the first 2 epochs for base (1 of 9): it may be undertrained" in said
     assert "Warning: HR@10 is near zero for bad (0.00 %)" in said and len(NAMES) == 10
-    assert len(json.loads((tmp_path / "out.json").read_text())["warnings"]) == 3
+    assert "Warning: bad has no metrics.json: the run has not ended, and may be undertrained" in said
+    assert len(json.loads((tmp_path / "out.json").read_text())["warnings"]) == 4
     (runs[0] / "metrics.json").write_text("{")
     with pytest.raises(ValueError, match=r"metrics\.json is damaged or foreign"):
         command(*runs)
+
+
+def test_controls_and_several_commits_of_runs_are_shown(runs: list[Path], tmp_path: Path) -> None:
+    for run, commit in zip(runs, ("abc1234", "abc1234", "def5678"), strict=True):
+        test = saved_ranks.load(run, "test")[0].metrics
+        metrics = {"valid": test, "test": test, "best_epoch": 5, "epochs": 9, "steps": 3, "seconds": 2.5, "data": {}}
+        counted = {name: (value + 1) / 2 for name, value in test.items()}
+        write_json(run / "metrics.json", {**metrics, "filter_seen": "none", "test_with_counting": counted})
+        write_json(run / "env.json", {"commit": commit})
+    said = command(*runs, "--resamples", 50, "--json", tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert list(written["with_counting"]) == ["base", "equal", "good"]
+    (line,) = [line for line in said.splitlines() if "equal + counting" in line and "MRR" not in line][-1:]
+    assert f"{100 * written['with_counting']['equal']['MRR']:.2f}" in line
+    assert "rows come from several commits: base, equal at abc1234; good at def5678" in " ".join(said.split())
+    assert any(each.startswith("the control 'base + counting' is better than") for each in written["warnings"])
+    # Ranks that were made anew, such as with another filter, are not those of metrics.json.
+    shutil.rmtree(runs[1])
+    save(runs[1], np.arange(USERS))
+    write_json(runs[1] / "metrics.json", {**metrics, "filter_seen": "none", "test_with_counting": counted})
+    assert "equal + counting" not in command(*runs, "--resamples", 50)
 
 
 def test_names_of_runs_are_text_and_nothing_else(tmp_path: Path) -> None:

@@ -193,6 +193,32 @@ def test_a_very_long_line(tmp_path: Path, megabytes: int, on_bad: str) -> None:
     refused(log, tmp_path / "out", r"log\.csv line 10 is longer than 1,999,000 bytes", loose(on_bad=on_bad))
 
 
+@pytest.mark.parametrize("cut", ['{"a":', '{"a": [ ', "[", '{"a":[{"b":1},\r'])
+@pytest.mark.parametrize("blank", ["", "\n \n"])
+def test_a_json_line_that_breaks_off_before_a_value(tmp_path: Path, cut: str, blank: str) -> None:
+    """DuckDB reads on in the next line, which was then lost as a second bad row; in a file's last line it is one."""
+    lines = [f'{{"user":{u},"item":{i},"timestamp":{t}}}\n' for u, i, t in ROWS]
+    log = text(tmp_path / "log.jsonl", "".join([*lines[:3], cut, "\n", blank, *lines[3:]]))
+    said = r"log\.jsonl line 4 breaks off where a value must follow; each line must be one whole"
+    refused(log, tmp_path / "out", said, loose(on_bad="skip"))
+    log = text(tmp_path / "log.jsonl", "".join([*lines, cut, "\n", blank]))
+    assert unnumbered(prepared(log, tmp_path / "last", loose(on_bad="skip"))) == EVENTS
+
+
+def test_json_behind_a_byte_order_mark(tmp_path: Path) -> None:
+    """DuckDB lost the first row; Spark read it."""
+    lines = "".join(f'{{"user":{u},"item":{i},"timestamp":{t}}}\n' for u, i, t in ROWS)
+    log = text(tmp_path / "log.jsonl", "\ufeff" + lines)
+    refused(log, tmp_path / "out", r"log\.jsonl begins with a byte order mark", loose(on_bad="skip"))
+
+
+def test_a_json_line_that_breaks_off_between_blocks(tmp_path: Path) -> None:
+    line, cut = f'{{"user":1,"item":2,"timestamp":{START}}}\n', '{"a":\n'
+    before = 3_000_000 // len(line)
+    log = text(tmp_path / "log.jsonl", line * before + cut + " " * 2_000_000 + "\n" + line)
+    refused(log, tmp_path / "out", rf"line {before + 1:,} breaks off", loose(on_bad="skip"))
+
+
 def test_a_line_of_a_megabyte_is_read(tmp_path: Path) -> None:
     log = text(tmp_path / "log.csv", HEAD + f"1,2,{START}\n" * 5 + f"1,{'x' * 1_900_000},{START}\n" + MANY[len(HEAD) :])
     assert prepared(log, tmp_path / "out").num_events == 20_006
@@ -456,6 +482,14 @@ def test_a_memory_error_names_the_right_direction(tmp_path: Path) -> None:
         said = str(explain(MemoryError(outer), source))
         assert "lower --memory" in said
         assert "raise" not in said
+
+
+@pytest.mark.parametrize(("flag", "threads", "memory"), [("--threads 8", 8, None), ("--memory 5GB", None, "5GB")])
+def test_limits_of_another_engine_are_refused(tmp_path: Path, flag: str, threads: int | None, memory: str) -> None:
+    for name, kind, reader in (("spark", "csv", "spark"), ("duckdb", "table", "the table's own database")):
+        opened = open_engine(name, Source("log", kind, Columns()), tmp_path, threads, memory, None)
+        with pytest.raises(ValueError, match=f"{flag} is a limit of --engine duckdb, and {reader} reads log"), opened:
+            pass
 
 
 def test_ctrl_c_in_a_query(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -162,6 +165,7 @@ def test_hostile_files_are_refused_by_both(tmp_path: Path) -> None:
     both_refuse(text(tmp_path / "long.csv", MANY + f"1,{'x' * 2_000_000},{START}\n"), tmp_path, "line 2,002 is longer")
     both_refuse(text(tmp_path / "ends.csv", MANY + f"1,2,{START}\r\n"), tmp_path, "mixes line ends")
     both_refuse(text(tmp_path / "cr.csv", MANY.replace("\n", "\r")), tmp_path, "carriage returns alone")
+    both_refuse(text(tmp_path / "cut.jsonl", '{"user": 1}\n{"user":\n{"user": 1}\n'), tmp_path, "line 2 breaks off")
     (tmp_path / "mixed").mkdir()
     write_parquet(tmp_path / "mixed" / "a.parquet", [(1, 2, START)] * 3)
     write_parquet(tmp_path / "mixed" / "b.parquet", [(1.5, 2, START)] * 3)  # type: ignore[list-item]
@@ -182,6 +186,39 @@ def test_what_spark_alone_misreads_is_refused(tmp_path: Path, content: bytes, me
         prepared(log, tmp_path / "out", loose(on_bad="skip"), engine="spark")
     with pytest.raises(ValueError, match="names begin with _"):
         prepared(text(tmp_path / "_log.csv", MANY), tmp_path / "out", engine="spark")
+    row = f'{{"user": 1, "item": 2, "timestamp": {START}}}'
+    with pytest.raises(ValueError, match="line 3 is an array, which Spark reads differently"):
+        prepared(text(tmp_path / "log.jsonl", f"{row}\n{row}\n [{row}]\n"), tmp_path / "out", engine="spark")
+
+
+def test_json_in_single_quotes_is_a_bad_row(tmp_path: Path) -> None:
+    row = f'{{"user": 1, "item": 2, "timestamp": {START}}}\n'
+    log = text(tmp_path / "log.jsonl", row * 3 + row.replace('"', "'") + row)
+    both(log, tmp_path, loose(on_bad="skip"))
+    assert read_meta(tmp_path / "spark")["bad_rows"]["count"] == 1
+
+
+# A session of its own, since Spark sets its handler of Ctrl-C when one starts.
+_INTERRUPTED = """
+import os, signal, sys, threading
+from pathlib import Path
+from trope.data.engines.open import open_engine
+from trope.data.sources.description import Columns, Source
+try:
+    with open_engine("spark", Source("log", "csv", Columns()), Path(sys.argv[1]), None, None, "local[1]") as engine:
+        threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        engine._session.sql("SELECT count(*) FROM range(1000000000000) WHERE hash(id) = 3").collect()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_prints_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _INTERRUPTED, str(tmp_path)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**kept, "PYTHONPATH": "."})
+    assert done.stdout.strip() == "interrupted", done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_names_of_files_folders_and_columns(tmp_path: Path) -> None:

@@ -308,11 +308,13 @@ def command(*arguments: object) -> str:
 def test_the_command_prints_saves_and_writes_json(data: Sequences, tmp_path: Path) -> None:
     run = make_run(tmp_path / "my-run", data)
     said = command(run, "--json", tmp_path / "out.json", "--set", "eval.filter_seen=window")
-    names = ["my-run", "most popular", "popular in 24 h", "popular in 1 h"]
+    names = ["my-run", "most popular", "popular in 30 d", "popular in 7 d", "popular in 24 h", "popular in 1 h"]
     for expected in (*names, data.protocol.name, "filter_seen window", "NDCG@200"):
         assert expected in said
     written = json.loads((tmp_path / "out.json").read_text())
-    assert list(written["metrics"]) == names
+    *fixed, decayed, again = written["metrics"]
+    assert fixed == names and decayed.startswith("decayed counts, ") and again == "again"
+    assert decayed in said and again in said
     assert (written["checksum"], written["split"]) == (data.meta["checksum"], "test")
     result, about = saved_ranks.load(run, "test")
     assert about.filter_seen == "window"
@@ -329,18 +331,20 @@ def test_baselines_that_are_equal_say_why(tmp_path: Path) -> None:
     why = "no event lies in the last {} before t_now, for any test user"
     hour = f"'popular in 1 h' equals 'most popular': {why.format('hour')}"
     day = f"'popular in 24 h' equals 'most popular': {why.format('24 hours')}"
-    within = (
-        "'popular in 24 h' equals 'popular in 1 h': every event of the last 24 hours before t_now lies in the last "
-        "hour, for every test user"
-    )
-    wanted = {DAY: [hour], 30 * DAY: [day, hour], 1: []}
+    week = f"'popular in 7 d' equals 'most popular': {why.format('7 days')}"
+    lies = "every event of the last {} before t_now lies in the last {}, for every test user"
+    within = [
+        f"'popular in 7 d' equals 'popular in 24 h': {lies.format('7 days', '24 hours')}",
+        f"'popular in 24 h' equals 'popular in 1 h': {lies.format('24 hours', 'hour')}",
+    ]
+    wanted = {DAY: [hour], 30 * DAY: [week, day, hour], 1: []}
     logs = {step: [(u, i, t - t % step) for u, i, t in random_log(rows=200, spread=10**7)] for step in wanted}
     # Sessions of half an hour, months apart. Every other user leaves before the last one.
     logs[0] = [(u, i % 5, START + i * 30 * DAY + 60 * u) for u in range(20) for i in range(8 + u % 2)]
-    wanted[0] = [within]
+    wanted[0] = within
     for step, log in logs.items():
         data = prepared(write_parquet(tmp_path / f"{step}.parquet", log), tmp_path / f"data{step}")
-        scorers = baselines(data, "test")
+        scorers = baselines(data, "test", preset("hstu", TINY))
         assert equal_baselines(scorers, data, "test") == wanted[step], step
         metrics = {name: rank_users(scorer, data, "test", "none", MAX_LEN).metrics for name, scorer in scorers.items()}
         for sentence in wanted[step]:

@@ -26,7 +26,7 @@ from trope.train.loop import Trainer, train
 
 __all__ = ["one_thread"]  # a fixture for every test in here
 # So impatient that the learning rate falls during the run.
-SETTINGS = ("train.patience=0", "train.epochs=4", "train.min_epochs=4")
+SETTINGS = ("train.patience=0", "train.epochs=4")
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def test_the_same_seed_gives_the_same_case(twist: str) -> None:
 
 
 def test_every_twist_and_every_command_gets_its_turn() -> None:
-    assert {check_prepare.twist_of(seed) for seed in range(3 * (len(TWISTS) // 2 + 1))} == {"", *TWISTS}
+    assert {check_prepare.twist_of(seed) for seed in range(3 * (len(check_prepare.TURNS) // 2 + 1))} == {"", *TWISTS}
     chosen = [case for _, case in zip(range(20), cases("kill", 7), strict=False)]
     assert {name for part, name in chosen if part == "folder"} == set(check_kills.FOLDERS)
     assert ("kill", "7000000") in chosen

@@ -20,7 +20,8 @@ import trope.train.loop
 from trope.data.sequences import Sequences
 from trope.evaluate.evaluation import encoder, evaluate
 from trope.evaluate.live import LiveScorer
-from trope.models.pulse import HALF_LIVES, CountStream, DecayedCounts, Pulse, active_half_lives, own_items
+from trope.models.pulse import HALF_LIVES, PERIODS, CountStream, DecayedCounts, Pulse, active_half_lives, own_items
+from trope.models.pulse.seasons import known_periods
 from trope.models.recommender import SequentialRecommender
 from trope.runs import PULSE
 from trope.serve.recommender import Histories, Recommender
@@ -46,6 +47,16 @@ def counted_by_hand(items: Tensor, times: Tensor, moment: int, half_life: float,
     )
 
 
+def season_by_hand(time: int, moment: int, period: int) -> float:
+    """Half for each of 32 bins between an event's bin and the moment, the shorter way around the circle."""
+    centre, here = time % period * 32 // period + 0.5, moment % period * 32 / period
+    return 2.0 ** -min(abs(centre - here), 32 - abs(centre - here))
+
+
+def shares_of(counts: list[float]) -> list[float]:
+    return [math.log((count + 1) / (sum(counts) + len(counts))) for count in counts]
+
+
 def test_counts_are_those_of_a_sum_over_events() -> None:
     items, times = some_events(0)
     times[:5] = START + DAY  # events at the very moment do not count at it
@@ -54,8 +65,7 @@ def test_counts_are_those_of_a_sum_over_events() -> None:
     for moment, shares_KV in zip(moments, stream.at(torch.tensor(moments)), strict=True):
         for k, half_life in enumerate((3_600.0, DAY)):
             counts = [counted_by_hand(items, times, moment, half_life, item) for item in range(1, 6)]
-            expected = [math.log((count + 1) / (sum(counts) + 5)) for count in counts]
-            assert shares_KV[k, 1:].tolist() == pytest.approx(expected, abs=1e-5)
+            assert shares_KV[k, 1:].tolist() == pytest.approx(shares_of(counts), abs=1e-5)
 
 
 def test_counts_go_on_from_where_they_were_kept() -> None:
@@ -72,6 +82,21 @@ def test_counts_go_on_from_where_they_were_kept() -> None:
     torch.testing.assert_close(ahead, kept.log_shares())
     kept.move(late, items[~early], times[~early])
     torch.testing.assert_close(kept.counts_KV, whole.counts_KV)
+
+
+def test_a_season_needs_one_and_a_half_periods() -> None:
+    assert known_periods(DAY) == [] and known_periods(2 * DAY) == [0] and known_periods(11 * DAY) == [0, 1]
+    assert known_periods(365 * DAY) == [0, 1] and known_periods(600 * DAY) == [0, 1, 2]
+
+
+def test_what_sold_a_year_ago_in_the_coming_weeks_counts() -> None:
+    """An item of December, asked about on the last of November, a year later."""
+    december = START // DAY * DAY + torch.arange(30) * DAY
+    items, times = torch.tensor([1] * 30 + [2] * 60), torch.cat((december, december - 150 * DAY, december - 90 * DAY))
+    stream = CountStream(items, times, torch.tensor([DAY * 30.0]), num_items=3, periods=known_periods(600 * DAY))
+    (shares,) = stream.at(torch.tensor([int(december[0]) + 364 * DAY]))
+    year = shares[1 + PERIODS.index(max(PERIODS))]
+    assert shares.shape == (1 + len(PERIODS), 4) and year[1] > year[2] + 1 and year[1] > year[3] + 1
 
 
 @pytest.mark.parametrize(("unit", "span", "first", "last"), [
@@ -94,7 +119,7 @@ def test_own_items_by_hand() -> None:
 def with_random_pulse(data: Sequences, seed: int = 0) -> SequentialRecommender:
     torch.manual_seed(seed)
     model = SequentialRecommender(tiny(model="trope"), data.num_items, data.time_span).eval()
-    assert model.pulse is not None
+    assert model.pulse is not None and model.pulse.periods  # the log is long enough for days and weeks
     for name in ("network", "everybody", "own"):
         model.pulse.get_buffer(name).normal_()
     model.pulse.get_buffer("age_unit").fill_(DAY)
@@ -137,7 +162,12 @@ def test_scores_are_those_of_the_formula(tmp_path: Path, protocol: str) -> None:
         for half_life in HALF_LIVES:
             known = (data.items[history], data.times[history], moment, half_life)
             counts = [counted_by_hand(*known, item) for item in range(1, data.num_items + 1)]
-            log_shares.append([math.log((count + 1) / (sum(counts) + data.num_items)) for count in counts])
+            log_shares.append(shares_of(counts))
+        for place, period in enumerate(PERIODS):
+            counts = [0.0] * data.num_items
+            for item, time in zip(data.items[history].tolist(), data.times[history].tolist(), strict=True):
+                counts[item - 1] += season_by_hand(time, moment, period) if time < moment else 0.0
+            log_shares.append(shares_of(counts) if place in pulse.periods else [0.0] * data.num_items)
         for item in range(1, data.num_items + 1):
             expected = standing * float(out[row, turning:] @ items[item, turning:])
             expected += turns * float(out[row, :turning] @ items[item, :turning])
@@ -317,6 +347,6 @@ def test_observed_events_make_an_item_popular(holdout: Sequences, tmp_path: Path
 
 
 def test_weights_of_another_shape_are_refused() -> None:
-    pulse = Pulse(5, 2, START)
+    pulse = Pulse(5, 2, (0, START))
     with pytest.raises(ValueError, match="own must be of shape"):
         pulse.take_weights({**pulse.weights(), "own": [1.0]})

@@ -27,7 +27,7 @@ from trope.train.loop import Interrupted, StopRequest, Trainer, train
 
 __all__ = ["one_thread"]  # a fixture for every test in here
 # So impatient that the learning rate falls during the run.
-SETTINGS = ("train.refit=true", "train.patience=0", "train.epochs=5", "train.min_epochs=5")
+SETTINGS = ("train.refit=true", "train.patience=0", "train.epochs=5")
 
 
 @pytest.fixture(scope="module")

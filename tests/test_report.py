@@ -96,9 +96,13 @@ def test_best_is_bold_second_underlined_and_the_gain_relative(reported: Path, da
     shown = {name: f"{100 * mean[name]:.2f} ± {100 * np.std(by_seed[name], ddof=1):.2f}" for name in PLACES}
     assert rows["good"][metric] == f"**{shown['good']}** ({100 * (mean['good'] / mean['fair'] - 1):+.1f} %) \\*"
     assert rows["fair"][metric] == f"<u>{shown['fair']}</u>" and rows["poor"][metric] == shown["poor"]
-    assert list(rows)[-3:] == ["most popular", "popular in 24 h", "popular in 1 h"]
+    *fixed, decayed, again = list(rows)[-7:]
+    assert fixed == ["most popular", "popular in 30 d", "popular in 7 d", "popular in 24 h", "popular in 1 h"]
+    assert re.fullmatch(r"decayed counts, [\d.]+ (min|h|d)", decayed) and again == "again"
     kept = json.loads((reported / "baselines.json").read_text())["metrics"]
-    assert rows["most popular"][metric] == f"{100 * kept['most popular']['MRR']:.2f}"
+    for name in (*fixed, decayed, again):
+        assert rows[name][metric] == f"{100 * kept[name]['MRR']:.2f}"
+    assert not any("+ counting" in name for name in rows)  # these runs have no such control
 
 
 def test_intervals_are_against_the_reference_and_the_second_best(reported: Path) -> None:
@@ -194,7 +198,7 @@ def test_a_reference_that_failed_is_said_to_be_missing(
 def test_baselines_are_ranked_once(data: Sequences, reported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (reported / "report.md").read_text()
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise AssertionError("ranked again")
 
     monkeypatch.setattr("trope.experiments.report.baselines.rank_users", refuse)
@@ -253,6 +257,69 @@ def test_the_screen_carries_the_warnings_of_the_report(data: Sequences, tmp_path
     assert json.loads((out / "all.json").read_text())["warnings"] == found
 
 
+def with_counting(out: Path, gains: dict[str, float]) -> dict[str, float]:
+    """Give runs the control: each metric so much larger; returns the mean MRR over seeds by model."""
+    found = {}
+    for name, gain in gains.items():
+        each = []
+        for run in sorted(out.glob(f"{name}-seed*")):
+            test = json.loads((run / "metrics.json").read_text())["test"]
+            counted = {metric: min(1.0, value + gain) for metric, value in test.items()}
+            change_metrics(run, test_with_counting=counted)
+            each.append(counted["MRR"])
+        found[name] = float(np.mean(each))
+    return found
+
+
+def test_a_model_plus_counting_stands_below_the_model_everywhere(data: Sequences, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    finish(data, variants(), 2, out, better)
+    mean = with_counting(out, {"fair": 0.05, "poor": 0.0})
+    said = compare(data, out, 2, "--json", out / "all.json")
+    rows = table((out / "report.md").read_text(), "Results")
+    names = list(rows)[1:6]
+    assert names == ["fair", "fair + counting", "good", "poor", "poor + counting"]
+    shown = rows["fair + counting"][rows["model"].index("MRR")]
+    assert shown.startswith(f"{100 * mean['fair']:.2f} ± ") and "*" not in shown and "<u>" not in shown
+    assert "fair + counting" in re.sub(r"<[^>]+>", "", (out / "report.html").read_text())
+    for part in said.split("Results"):  # by metric, and the report's table
+        assert "fair + counting" in part and f"{100 * mean['fair']:.2f}" in part and "good + counting" not in part
+    written = json.loads((out / "all.json").read_text())["with_counting"]
+    assert list(written) == ["fair", "poor"] and written["fair"]["MRR"] == pytest.approx(mean["fair"])
+    assert "\\+ counting" not in said and "beta times the log" in (out / "report.md").read_text()
+    found = [each for each in warnings_in(out) if "control" in each]
+    assert len(found) == 1  # a control that equals its model is ahead of nothing
+    assert found[0].startswith("the control 'fair + counting' is better than fair in ") and "MRR" in found[0]
+    metrics = json.loads((out / "fair-seed1" / "metrics.json").read_text())
+    del metrics["test_with_counting"]
+    (out / "fair-seed1" / "metrics.json").write_text(json.dumps(metrics))
+    compare(data, out, 2)  # one seed has none: a mean over fewer seeds would not compare
+    assert "fair + counting" not in (out / "report.md").read_text()
+
+
+def test_counting_that_changes_the_order_is_said(data: Sequences, tmp_path: Path) -> None:
+    """Better than its own model, and than one that was ahead of it; what it was ahead of before is not news."""
+    out = tmp_path / "runs"
+    finish(data, variants(), 1, out, better)
+    with_counting(out, {"fair": 0.9})
+    compare(data, out, 1)
+    (said,) = [each for each in warnings_in(out) if "control" in each]
+    assert "fair, good in" in said and "MRR" in said and "poor" not in said
+
+
+def test_runs_of_several_commits_are_named(data: Sequences, reported: Path, tmp_path: Path) -> None:
+    assert not any("commit" in each for each in warnings_in(reported))
+    out = tmp_path / "runs"
+    finish(data, variants(), 2, out, better)
+    for run, commit in (("good-seed0", "def456"), ("good-seed1", "123abc+"), ("poor-seed1", "123abc+")):
+        path = out / run / "env.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"commit": commit}))
+    said = " ".join(compare(data, out, 2).split())
+    (found,) = [each for each in warnings_in(out) if "commit" in each]
+    assert found == ("rows come from several commits: fair at abc123; good at 123abc+, def456; poor at 123abc+, abc123")
+    assert f"Warning: {found}" in said
+
+
 def test_a_sound_comparison_warns_of_what_counting_does_alone(reported: Path) -> None:
     assert all(each.startswith("the baseline ") for each in warnings_in(reported))
 
@@ -280,6 +347,8 @@ def test_baselines_whose_window_is_empty_say_so(data: Sequences, tmp_path: Path)
         ("metrics.json", {"seconds": None}, r"metrics\.json is damaged or foreign: seconds"),
         ("metrics.json", {"test": {"HR@10": "much"}}, r"metrics\.json is damaged or foreign: test"),
         ("metrics.json", {"test": {}}, r"metrics\.json is damaged or foreign: test .*HR@10"),
+        ("metrics.json", {"test_with_counting": {}}, r"metrics\.json .*: test_with_counting has no HR@10"),
+        ("metrics.json", {"test_with_counting": 1}, r"metrics\.json is damaged or foreign: test_with_counting"),
         ("metrics.json", {"valid": {}}, r"metrics\.json is damaged or foreign: valid .*HR@10"),
         ("metrics.json", {"filter_seen": "sometimes"}, r"metrics\.json is damaged or foreign: filter_seen"),
         ("metrics.json", {"data": 3}, r"metrics\.json is damaged or foreign: data"),
@@ -311,7 +380,9 @@ def test_damaged_baselines_are_counted_again(data: Sequences, reported: Path) ->
     assert counted._read(path, whole["about"]) is not None
     edited = path.read_text().replace("0.", "0.1", 1)  # a plausible number, but not the one that was counted
     wrong = {"metrics": {**whole["metrics"], "most popular": {"MRR": 7}}}
-    for content in ("[" * 100_000, "\xff", "[]", "{}", '{"about": 1}', json.dumps(whole | wrong), "{", edited):
+    before = {name: whole["metrics"][name] for name in ("most popular", "popular in 24 h", "popular in 1 h")}
+    older = json.dumps({"about": whole["about"], "metrics": before, "equal": []})
+    for content in ("[" * 100_000, "\xff", "[]", "{}", '{"about": 1}', json.dumps(whole | wrong), "{", edited, older):
         path.write_bytes(content.encode("latin-1"))
         assert counted._read(path, whole["about"]) is None, content[:20]
     compare(data, reported)

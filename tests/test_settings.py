@@ -84,7 +84,6 @@ def test_a_damaged_old_config_is_a_line(tmp_path: Path) -> None:
     ("hstu-torope", "rotary.phase=fp32", "it belongs to trope"),
     ("hstu-torope", "rotary.bank=calendar", "it belongs to trope"),
     ("sasrec", "model.gate_floor=1", "which has no gate"),
-    ("hstu-trope", "train.min_epochs=5", "below train.early_stop = 20"),
 ])  # fmt: skip
 def test_a_setting_without_effect_is_named(model: str, setting: str, reason: str) -> None:
     config = preset(model, [setting])

@@ -176,6 +176,7 @@ def test_the_learning_rate_falls_on_a_plateau_and_training_stops_early(
     monkeypatch.setattr(training, "evaluate", lambda model, data, split, *rest, **options: Fixed(split))
     settings = ("train.epochs=30", "train.patience=2", "train.early_stop=5")
     settings = (*settings, f"train.criterion={criterion}")
+    monkeypatch.setattr(training, "LEAST_EPOCHS", 1)
     metrics = train(data, tiny(*settings), tmp_path / "run", "cpu", progress=False)
     assert (metrics["best_epoch"], metrics["epochs"]) == (2, 7)
     assert [row["lr"] for row in rows(tmp_path / "run")] == pytest.approx([1e-3] * 4 + [1e-4] * 3)
@@ -258,7 +259,7 @@ def test_a_signal_saves_and_exits_with_its_code(
     before = signal.getsignal(signum)
     monkeypatch.setattr(Trainer, "step", interrupted_step)
     arguments = ["train", str(data.path), "--out", str(tmp_path / "run"), "--device", "cpu", "--no-progress"]
-    chosen = [part for setting in SIZE for part in ("--set", setting)]
+    chosen = ["--model", "hstu-trope", *(part for setting in SIZE for part in ("--set", setting))]
     result = CliRunner().invoke(app, [*arguments, *chosen])
     assert result.exit_code == code, result.output
     assert "--resume" in result.output
@@ -306,7 +307,8 @@ def test_two_processes_give_the_result_of_one(data: Sequences, tmp_path: Path, s
         f"train.table_state={state}", f"train.refit={refit}",
     )  # fmt: skip
     chosen = [part for setting in settings for part in ("--set", setting)]
-    command = ["-m", "trope", "train", str(data.path), "--device", "cpu", "--no-progress", *chosen]
+    chosen += ["--model", "hstu-trope", "--device", "cpu", "--no-progress"]
+    command = ["-m", "trope", "train", str(data.path), *chosen]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name, launcher in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])):
         done = subprocess.run(

@@ -138,12 +138,14 @@ def assert_same_steps(config: Config, data: Sequences | None = None) -> None:
     plain, fused = Parts(config, data), Parts(config, data)
     step = fused.fused()
     total = 0.0
+    # A gradient that is 0 but for rounding moves its parameter by lr; SwiGLU and RMSNorm make more of it later.
+    later = 2e-4 if config.model.block == "transformer" else 1e-5
     for number in range(3):  # the last batch of the epoch is not full
         loss, norm = plain.plain_step(number)
         total += float(loss)
         got = step(0, number, number)
-        torch.testing.assert_close(got.loss, loss, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(got.norm, norm, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(got.loss, loss, rtol=later if number else 1e-5, atol=1e-6)
+        torch.testing.assert_close(got.norm, norm, rtol=max(1e-4, 5 * later) if number else 1e-4, atol=1e-6)
     # Adam divides by the gradient's size: where that is 0 but for rounding, the parameter moves by lr, either way. So
     # does a third of qkv.bias: adding the same to all keys changes no softmax.
     for (parameter, ours), theirs in zip(fused.model.named_parameters(), plain.model.parameters(), strict=True):

@@ -20,7 +20,7 @@ from trope.train.loop import train
 
 SIZE = (
     "model.width=8", "model.heads=2", "model.head_dim=4", "model.max_len=8", "model.blocks=1", "train.batch=8",
-    "train.negatives=4", "train.epochs=3", "train.min_epochs=1",
+    "train.negatives=4", "train.epochs=3",
 )  # fmt: skip
 
 

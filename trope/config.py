@@ -118,8 +118,7 @@ class TrainConfig:
     """The paper's recipe (appendix D) unless said otherwise.
 
     epochs: at most so many.
-    min_epochs: at least so many.
-    early_stop: stop after so many epochs without a better validation.
+    early_stop: stop after so many epochs without a better validation, after ten at the earliest.
     criterion: the metric by which validation chooses the epoch and the learning rate. The paper takes HR@10; where
         users have many positives, Recall@10 or NDCG@10 tell more.
     batch: histories of a step, over all processes.
@@ -143,7 +142,6 @@ class TrainConfig:
     """
 
     epochs: int = 100
-    min_epochs: int = 10
     early_stop: int = 20
     criterion: Literal["HR@10", "Recall@10", "NDCG@10"] = "HR@10"
     batch: int = 128
@@ -210,7 +208,7 @@ class Config:
 # here in a line, and not by the machine's memory an hour later.
 _RANGES: dict[str, tuple[float, float]] = {
     "model.width": (1, 65_536), "model.blocks": (1, 1_024), "model.heads": (1, 1_024), "model.head_dim": (1, 4_096),
-    "model.max_len": (1, 1_048_576), "train.epochs": (1, 1_000_000), "train.min_epochs": (0, 1_000_000),
+    "model.max_len": (1, 1_048_576), "train.epochs": (1, 1_000_000),
     "train.early_stop": (0, 1_000_000), "train.batch": (1, 1_048_576), "train.lr": (1e-12, 100.0),
     "train.weight_decay": (0, 100.0), "train.patience": (0, 1_000_000), "train.negatives": (1, 1_000_000),
     "train.temperature": (1e-4, 1e4), "train.stride": (1, 1_048_576), "train.clip": (0, 1e9),

@@ -11,18 +11,21 @@
     lineage.json         of `trope fit` and `trope update`: the run it came from, and that run's own lineage
     data/                of `trope update`: the dataset with the new events, unless --data-out says where
     pulse.json           with model.pulse: its weights, and what they gained on validation; see `trope.train.pulse`
+    counting.json        the control "MODEL + counting", as validation chose it; see `trope.evaluate.counting`. A run
+                         with a fitted pulse has none, nor has one that was refitted before there was this control
     refit/               with train.refit: log.jsonl and checkpoints/ of the second training
     ranks-test.npz       at the end: where best/ ranked each test positive; see `trope.evaluate.saved_ranks`
-    metrics.json         at the end: validation of the best epoch, and test of the model in best/
+    metrics.json         at the end: validation of the best epoch, and test of the model in best/; with counting.json
+                         also of that model plus counting
     output.txt           what the run printed, where a comparison started it; see `trope.experiments.pool`
     .lock                held by the process that trains; see `RunLock`
 
 A model folder (best/, and model/ in a checkpoint) holds model.safetensors, config.json and README.md.
 Each file is whole or absent. No other module spells one of these names; tests/test_architecture.py checks it.
 
-config.json, data.json, state.json, catalogue.json, lineage.json and metrics.json are sealed: they hold the SHA-256 of
-their own content, and config.json and state.json that of the tensor files beside them. `read_json` refuses what was
-changed.
+config.json, data.json, state.json, catalogue.json, pulse.json, counting.json, lineage.json and metrics.json are sealed:
+they hold the SHA-256 of their own content, and config.json and state.json that of the tensor files beside them.
+`read_json` refuses what was changed.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ from trope.settings import check_type, read_saved_toml, to_dict, to_toml
 CONFIG, ENVIRONMENT, DATA = "config.toml", "env.json", "data.json"
 METRICS, RANKS = "metrics.json", "ranks-{split}.npz"
 LOG, TENSORBOARD, OUTPUT, LOCK = "log.jsonl", "tensorboard", "output.txt", ".lock"
-CATALOGUE, BEST, CHECKPOINTS, REFIT, PULSE = "catalogue", "best", "checkpoints", "refit", "pulse.json"
+CATALOGUE, BEST, CHECKPOINTS, REFIT = "catalogue", "best", "checkpoints", "refit"
+PULSE, COUNTING = "pulse.json", "counting.json"
 LINEAGE, OWN_DATA = "lineage.json", "data"
 # Of a model folder.
 WEIGHTS, MODEL_CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -56,7 +60,7 @@ MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
 CATALOGUE_RECORD = "catalogue.json"
 
 # How long to train may change from one part of a run to the next; what is trained may not.
-_MAY_CHANGE = {"train.epochs", "train.min_epochs", "train.early_stop"}
+_MAY_CHANGE = {"train.epochs", "train.early_stop"}
 # The name of a sealed file's own SHA-256, in it.
 _SEAL = "sha256"
 # Nothing of ours is nested deeper than five; json's own limit is that of Python's stack.
@@ -68,6 +72,8 @@ _METRICS_KINDS: dict[str, Any] = {
     "valid": dict[str, float], "test": dict[str, float], "best_epoch": int, "epochs": int, "steps": int,
     "seconds": float, "filter_seen": str, "data": dict,
 }  # fmt: skip
+WITH_COUNTING = "test_with_counting"
+"""In metrics.json, where the run has that control: the test metrics of "MODEL + counting"."""
 _LINEAGE_KINDS: dict[str, Any] = {
     "kind": str, "parent": dict, "parent.path": str, "parent.sha256": str, "parent.commit": str,
     "ancestors": list[dict], "data": str, "events_added": int, "steps": int, "recipe": dict,
@@ -175,8 +181,11 @@ def read_data(run: Path) -> dict[str, Any]:
 
 def read_metrics(run: Path) -> dict[str, Any]:
     """What a finished run wrote at its end."""
-    found = read_json(run / METRICS, _METRICS_KINDS, "copy the run again, or resume it to test the model again")
-    return {name: value for name, value in found.items() if name in (*_METRICS_KINDS, "refit")}
+    advice = "copy the run again, or resume it to test the model again"
+    found = read_json(run / METRICS, _METRICS_KINDS, advice)
+    if WITH_COUNTING in found:
+        check_kinds(run / METRICS, found, {WITH_COUNTING: dict[str, float]}, advice)
+    return {name: value for name, value in found.items() if name in (*_METRICS_KINDS, "refit", WITH_COUNTING)}
 
 
 def read_lineage(run: Path) -> dict[str, Any] | None:

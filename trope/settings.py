@@ -25,7 +25,7 @@ _NETWORK_BEFORE: dict[str, Any] = {
 _TRAINING_BEFORE: dict[str, Any] = {
     "rotary.stationary_planes": "slow", "rotary.alpha_init": "normal", "rotary.jitter": "none", "rotary.blur": 0.0,
     "train.logq": False, "train.factor": 0.1, "train.beta1": 0.9, "train.beta2": 0.98, "train.frequency_lr": 1e-3,
-    "eval.batch": 512, "eval.precision": "auto",
+    "train.min_epochs": 10, "eval.batch": 512, "eval.precision": "auto",
 }  # fmt: skip
 _LAST_WITH_THEM = "b687b81"
 _OF_TROPE = (
@@ -82,8 +82,6 @@ def _why_without_effect(config: Config, path: str) -> str | None:
             return "where only one side has coefficients, or the calendar bank shares them anyway"
     if name in ("negatives", "negative_source", "shared_negatives") and train.loss == "full":
         return "on the full softmax (train.loss is full)"
-    if path == "train.min_epochs" and train.min_epochs <= train.early_stop:
-        return f"below train.early_stop = {train.early_stop}: training never stops before that"
     if path in ("train.patience", "train.early_stop") and getattr(train, name) >= train.epochs:
         return f"from train.epochs = {train.epochs} on"
     return None
@@ -118,6 +116,7 @@ def migrate(values: dict[str, Any], training: bool = False) -> dict[str, Any]:
     fixed = {**_NETWORK_BEFORE, **(_TRAINING_BEFORE if training else {})}
     if training and isinstance(values.get("train"), dict):
         fixed["train.frequency_lr"] = values["train"].get("lr", _TRAINING_BEFORE["train.frequency_lr"])  # as today
+        fixed.pop("train.min_epochs")  # how long to train may change
     kept: dict[str, Any] = {}
     for group_name, entries in values.items():
         if not isinstance(entries, dict):

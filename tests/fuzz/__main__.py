@@ -41,6 +41,12 @@ class Fuzzers:
         self._folders: check_damage.Folders | None = None
         self._forks: Forks | None = None
         self._kills: check_kills.Kills | None = None
+        self.compared = 0  # logs that both engines have read
+
+    @property
+    def killed(self) -> dict[str, int]:
+        """How many commands died of SIGKILL, by command."""
+        return dict(self._kills.killed) if self._kills is not None else {}
 
     def check(self, part: str, case: str) -> Found:
         """Run one case. part: a key of `SHARES`, or `folder`. case: a seed, or the name of a case of folders."""
@@ -64,6 +70,7 @@ class Fuzzers:
     def _prepare(self, seed: int) -> Found:
         case = check_prepare.make(seed)
         spark = self._worker("spark") if self._spark and seed % _SPARK_EVERY == _SPARK_EVERY - 1 else None
+        self.compared += spark is not None and case.log.spark
         code = self._code if seed % _FRESH_EVERY == _FRESH_EVERY - 1 else None
         return str(case), case.item, check_prepare.check(case, self._worker("prepare"), spark, code)
 
@@ -108,7 +115,10 @@ def main() -> None:
             elif options.case:
                 print(f"nothing wrong [{about}]")
     done = ", ".join(f"{count} {part}" for part, count in counts.items() if count)
-    print(f"fuzz: {done}; Spark {'compared' if spark else 'not compared'}; findings: {found}")
+    if fuzzers.killed:
+        print(f"died of SIGKILL: {', '.join(f'{count} {command}' for command, count in fuzzers.killed.items())}")
+    engines = f"Spark compared in {fuzzers.compared}" if fuzzers.compared else "Spark not compared"
+    print(f"fuzz: {done}; {engines}; findings: {found}")
     sys.exit(bool(found))
 
 

@@ -16,6 +16,8 @@ from tests.fuzz.twists import TWISTS, twisted
 _TRIES = 60
 _PATIENCE = 60.0
 _LISTED = 20
+# What has been read wrongly (items 1 to 8) gets two turns where the others get one.
+TURNS = [*(name for name, twist in TWISTS.items() if twist.item in tuple("12345678")), *TWISTS]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Case:
 def twist_of(seed: int) -> str:
     """The twist of a seed's case: one case of three has none, in the others the twists take turns."""
     turn, rest = divmod(seed, 3)
-    return list(TWISTS)[(2 * turn + rest - 1) % len(TWISTS)] if rest else ""
+    return TURNS[(2 * turn + rest - 1) % len(TURNS)] if rest else ""
 
 
 def make(seed: int, twist: str | None = None) -> Case:
@@ -50,7 +52,7 @@ def make(seed: int, twist: str | None = None) -> Case:
     rng = random.Random(f"prepare {seed}")
     twist = twist_of(seed) if twist is None else twist
     for _ in range(_TRIES):
-        log = draw(rng, loose=bool(twist) and rng.random() < 0.7)
+        log = draw(rng, loose=bool(twist) and rng.random() < 0.95)
         files, fits = twisted(log, twist, rng) if twist else (render(log), True)
         if fits:
             break

@@ -1,4 +1,4 @@
-"""Damages of a file, from a flipped bit to a number of another type; and checksums of a dataset made to fit."""
+"""Damages of a file, from a flipped bit to a number of another type; and checksums made to fit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import re
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ _VALUES: tuple[Any, ...] = (
     {"a": 1},
 )  # fmt: skip
 _DEPTH = 100_000
+# JSON files with checksums; data.json has that of meta.json and state.json that of config.json, so they come later.
+_RECORDS = ("meta.json", "catalogue.json", "data.json", "metrics.json", "config.json", "state.json")
+_UNSEALED = ("made_by", "dropped")  # names of meta.json that its checksum leaves out
+_UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, SyntaxError, OverflowError, RecursionError,
+    tokenize.TokenError,
+)  # fmt: skip
 
 
 def _any(path: Path) -> bool:
@@ -92,22 +100,39 @@ def damage(kind: str, path: Path, files: list[Path], rng: random.Random) -> str:
     return _damage_array(kind, path, rng) if path.suffix == ".npy" else _damage_tensors(kind, path, rng)
 
 
-def recompute(data: Path) -> bool:
-    """Make the checksums of a dataset fit its arrays, as an attacker would; False where it is too damaged for it."""
-    path = data / "meta.json"
+def has_checksum(path: Path) -> bool:
+    """Whether a checksum is kept of a file, so that a change of it is found."""
+    return path.suffix in (".npy", ".safetensors") or path.name in _RECORDS
+
+
+def forge(folder: Path) -> bool:
+    """Make all checksums of the dataset `data` and of the runs fit, as an attacker would; False if one cannot be."""
     try:
-        meta = json.loads(path.read_text())
-        for name, entry in meta["arrays"].items():
-            content = (data / f"{name}.npy").read_bytes()
-            array = np.load(data / f"{name}.npy", allow_pickle=False)
-            entry["sha256"], entry["bytes"] = hashlib.sha256(content).hexdigest(), len(content)
-            entry["shape"], entry["dtype"] = list(array.shape), str(array.dtype)
-    except (OSError, ValueError, KeyError, EOFError, SyntaxError):
+        for name in _RECORDS:
+            for path in folder.rglob(name):
+                _forge_record(path, folder)
+    except _UNREADABLE:
         return False
-    kept = {key: value for key, value in meta.items() if key not in ("checksum", "made_by")}
-    meta["checksum"] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps(meta, indent=2))
     return True
+
+
+def _forge_record(path: Path, folder: Path) -> None:
+    """One JSON file with checksums: of arrays, of files, and its own."""
+    record = json.loads(path.read_text())
+    for name, entry in record.get("arrays", {}).items():
+        content = (path.parent / f"{name}.npy").read_bytes()
+        array = np.load(path.parent / f"{name}.npy", allow_pickle=False)
+        entry["sha256"], entry["bytes"] = hashlib.sha256(content).hexdigest(), len(content)
+        entry["shape"], entry["dtype"] = list(array.shape), str(array.dtype)
+    for name in record.get("files", {}):
+        record["files"][name] = hashlib.sha256((path.parent / name).read_bytes()).hexdigest()
+    if path.name == "data.json" and "checksum" in record:
+        record["checksum"] = json.loads((folder / "data" / "meta.json").read_text())["checksum"]
+    own = "checksum" if path.name == "meta.json" else "sha256"
+    if own in record:
+        kept = {key: value for key, value in record.items() if key not in (own, *_UNSEALED)}
+        record[own] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(record, indent=2))
 
 
 def _damage_json(kind: str, path: Path, rng: random.Random) -> str:

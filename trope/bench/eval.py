@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from trope.bench.shapes import Shape, find_shape, generate
-from trope.bench.tools import make_console, measure_ceilings, write_rows
+from trope.bench.tools import keep_rows, make_console, make_table, measure_ceilings
 from trope.data.sequences import Sequences
 from trope.environment import describe
 from trope.evaluate.evaluation import Model, Precision, evaluate
@@ -193,19 +193,15 @@ def evaluation_benchmark(shape: str = "pixel1m", csv: Path | None = None, quick:
         rows.append(measure(size, model, data, "kernel", "bf16", "triton", rate))
     rows.append(measure(size, model, sample, "plain", "fp32", "torch", rate))
     console.print(table(rows))
-    if csv is not None:
-        write_rows(csv, rows, environment)
-        console.print(f"written to {csv}", markup=False)
+    keep_rows(console, csv, rows, environment)
     return rows
 
 
 def table(rows: list[Row]) -> Table:
     """The rows for a terminal."""
-    view = Table(title="Evaluation: encode every history, rank the full catalogue")
-    for name in ("shape", "version", "encode in", "measured on"):
-        view.add_column(name)
-    for name in ("encode s", "rank s", "total s", "users/s", "peak GB", "of matmul"):
-        view.add_column(name, justify="right")
+    words = ("shape", "version", "encode in", "measured on")
+    numbers = ("encode s", "rank s", "total s", "users/s", "peak GB", "of matmul")
+    view = make_table("Evaluation: encode every history, rank the full catalogue", words, numbers)
     for r in rows:
         on = f"{r.measured_users:,} users" + ("" if r.measured_users == r.U else ", scaled up")
         view.add_row(

@@ -16,7 +16,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from trope.bench.tools import copy_bandwidth, graph_seconds, make_console, step_seconds, write_rows
+from trope.bench.tools import copy_bandwidth, graph_seconds, keep_rows, make_console, make_table, step_seconds
 from trope.environment import describe
 from trope.kernels import Backend, rotate_qk
 from trope.kernels.backend import HAS_TRITON
@@ -219,19 +219,14 @@ def kernel_benchmark(csv: Path | None = None, names: Sequence[str] = (), quick: 
                         fraction_of_copy=round(least / p50 / copy, 3))
                 )  # fmt: skip
     console.print(table(rows))
-    if csv is not None:
-        write_rows(csv, rows, environment)
-        console.print(f"written to {csv}", markup=False)
+    keep_rows(console, csv, rows, environment)
     return rows
 
 
 def table(rows: list[Row]) -> Table:
     """The rows for a terminal."""
-    view = Table(title="Rotary kernels, bf16, time per call")
-    for name in ("shape", "layout", "version", "direction"):
-        view.add_column(name)
-    for name in ("p20 us", "p50 us", "p80 us", "GB/s", "of copy"):
-        view.add_column(name, justify="right")
+    words, numbers = ("shape", "layout", "version", "direction"), ("p20 us", "p50 us", "p80 us", "GB/s", "of copy")
+    view = make_table("Rotary kernels, bf16, time per call", words, numbers)
     for r in rows:
         view.add_row(
             f"{r.name} {r.B}x{r.L}x{r.H}x{r.D}", r.layout, r.version, r.direction,

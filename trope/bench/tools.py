@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 from trope.atomic import atomic_file
 
@@ -85,6 +86,23 @@ def measure_ceilings(device: torch.device | str, quick: bool) -> Ceilings:
     on_gpu = torch.device(device).type == "cuda"
     copy = copy_bandwidth(device, 1 << (20 if quick else 32 if on_gpu else 28))
     return Ceilings(copy, matmul_rate(device, 256 if quick else 8192 if on_gpu else 1024))
+
+
+def make_table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
+    """An empty table: columns of words, then columns of numbers."""
+    view = Table(title=title)
+    for name in words:
+        view.add_column(name)
+    for name in numbers:
+        view.add_column(name, justify="right")
+    return view
+
+
+def keep_rows(console: Console, csv: Path | None, rows: Sequence[Any], environment: dict[str, str]) -> None:
+    """Write the rows to a CSV file, if there is one, and say so."""
+    if csv is not None:
+        write_rows(csv, rows, environment)
+        console.print(f"written to {csv}", markup=False)
 
 
 def write_rows(path: Path, rows: Sequence[Any], environment: dict[str, str]) -> None:

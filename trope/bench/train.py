@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from trope.bench.shapes import Shape, find_shape, generate
-from trope.bench.tools import Ceilings, make_console, measure_ceilings, step_seconds, write_rows
+from trope.bench.tools import Ceilings, keep_rows, make_console, make_table, measure_ceilings, step_seconds
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.environment import describe
@@ -193,9 +193,7 @@ def training_benchmark(
                     rows.append(_measure(shape, model, version, length, data, ceilings, 5 if quick else steps))
                     console.print(_line(rows[-1]))
     console.print(table(rows))
-    if csv is not None:
-        write_rows(csv, rows, environment)
-        console.print(f"written to {csv}", markup=False)
+    keep_rows(console, csv, rows, environment)
     return rows
 
 
@@ -249,23 +247,9 @@ def _line(row: Row) -> str:
 
 def table(rows: list[Row]) -> Table:
     """The rows for a terminal."""
-    view = Table(title="Training steps")
-    for name in ("shape", "lengths", "model", "version"):
-        view.add_column(name)
-    headings = (
-        "it/s",
-        "p50 ms",
-        "tokens/s",
-        "peak GiB",
-        "table",
-        "+ candidates",
-        "+ matmul",
-        "+ attention",
-        "= ms",
-        "of it",
-    )
-    for name in headings:
-        view.add_column(name, justify="right")
+    words, numbers = ("shape", "lengths", "model", "version"), ("it/s", "p50 ms", "tokens/s", "peak GiB")
+    least = ("table", "+ candidates", "+ matmul", "+ attention", "= ms", "of it")
+    view = make_table("Training steps", words, (*numbers, *least))
     for r in rows:
         parts = (r.table_ms, r.candidates_ms, r.matmul_ms, r.attention_ms, r.roofline_ms)
         view.add_row(

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from trope.cli.compare import BootstrapSeed, Device, Jobs, Json, Resamples, TrainMissing
+
 
 def _print_rows(value: bool) -> None:
     if value:
@@ -25,7 +27,7 @@ def ablate(
         typer.Option(help="Folder of the runs and the report. The same command continues an interrupted ablation."),
     ],
     seeds: Annotated[int, typer.Option(help="Train each row this often, with seeds 0, 1, …")] = 1,
-    jobs: Annotated[int, typer.Option(help="Trainings at a time.")] = 1,
+    jobs: Jobs = 1,
     only: Annotated[
         str | None, typer.Option(help="Only these rows: paper, ours, readout, or names, with commas; see --list.")
     ] = None,
@@ -36,13 +38,11 @@ def ablate(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="group.field=value for every row; may be repeated.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
-    train: Annotated[
-        bool, typer.Option(help="Train missing runs; --no-train reports the finished runs in --out only.")
-    ] = True,
-    resamples: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
+    device: Device = "auto",
+    train: TrainMissing = True,
+    resamples: Resamples = 10_000,
+    seed: BootstrapSeed = 0,
+    json: Json = None,
     list_rows: Annotated[
         bool, typer.Option("--list", callback=_print_rows, is_eager=True, help="Print the rows and train nothing.")
     ] = False,
@@ -73,7 +73,7 @@ def ablate(
             f"an ablation needs the full model and another row, but {', '.join(trained.values) or 'none'} could be "
             f"trained; the reasons are in {out}/*/output.txt"
         )
-    typer.echo(f"{resamples:,} resamples of the users, and the popularity baselines …")
+    typer.echo(f"{resamples:,} resamples of the users, and the counting baselines …")
     comparison = compare_values(trained.values, resamples, seed)
     counted = count_baselines(trained.data, trained.runs[0].config, out, device)
     page = ablation_page(trained, comparison, rows, counted, common, resamples)

@@ -1,4 +1,4 @@
-"""The commands `trope bench kernels`, `trope bench train` and `trope bench eval`."""
+"""The commands `trope bench kernels`, `trope bench train`, `trope bench eval` and `trope bench cost`."""
 
 from __future__ import annotations
 
@@ -68,3 +68,35 @@ def evaluate(
     from trope.bench.eval import evaluation_benchmark
 
     evaluation_benchmark(shape, csv, quick)
+
+
+@bench.command()
+def cost(
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model, as in `trope train`; may be repeated. Default: trope.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with all settings, or a recipe of configs/, which --model then has; as in `trope train`."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="group.field=value, such as model.width=64; may be repeated.")
+    ] = None,
+    items: Annotated[int | None, typer.Option(help="Items of the catalogue. Default: Pixel1M's 100,541.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Histories of a forward. Default: the config's train.batch.")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Events of each history. Default: the config's model.max_len.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write the table to this CSV file.")] = None,
+) -> None:
+    """Count the parameters and FLOPs of each part of a model. Nothing runs."""
+    from trope.bench.cost import cost_table
+    from trope.cli.train import resolve_config
+
+    names: list[str | None] = [*model] if model else [None if config is not None else "trope"]
+    chosen = {name or str(config): resolve_config(name, config, settings or [], None) for name in names}
+    cost_table(chosen, items, batch, length, csv)

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from trope.experiments.report.page import Page
     from trope.experiments.train_many import Trained
 
+# Options that `trope ablate` has too.
+Jobs = Annotated[int, typer.Option(help="Trainings at a time.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")]
+TrainMissing = Annotated[
+    bool, typer.Option(help="Train missing runs; --no-train reports the finished runs in --out only.")
+]
+Resamples = Annotated[int, typer.Option(help="Draws of the bootstrap.")]
+BootstrapSeed = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
+Json = Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")]
+
 
 def compare(
     paths: Annotated[
@@ -48,18 +58,16 @@ def compare(
         typer.Option(help="Folder of the runs to train. The same command continues an interrupted comparison."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Train each model this often, with seeds 0, 1, …")] = 1,
-    jobs: Annotated[int, typer.Option(help="Trainings at a time.")] = 1,
+    jobs: Jobs = 1,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="group.field=value for every model; may be repeated.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
-    train: Annotated[
-        bool, typer.Option(help="Train missing runs; --no-train reports the finished runs in --out only.")
-    ] = True,
+    device: Device = "auto",
+    train: TrainMissing = True,
     split: Annotated[str, typer.Option(help="Which ranks of runs to compare: test or valid.")] = "test",
-    resamples: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Also write everything to this JSON file.")] = None,
+    resamples: Resamples = 10_000,
+    seed: BootstrapSeed = 0,
+    json: Json = None,
 ) -> None:
     """Compare models by paired bootstrap over users: means, 95 % intervals, and differences from the first.
 
@@ -67,8 +75,11 @@ def compare(
     are not trained again. A run that fails is reported and does not stop the others. report.md and report.html in --out
     have the format of the paper's table.
 
-    Warnings stand below the tables, and in the reports: one seed, counting ahead of a model, a model that may be
-    undertrained (validation chose one of the first epochs, or HR@10 is near zero), baselines that are equal.
+    "MODEL + counting" is a control: the model's scores plus decayed counts of all users' events.
+
+    Warnings stand below the tables, and in the reports: one seed, several commits, counting ahead of a model, a model
+    that may be undertrained (validation chose one of the first epochs, or HR@10 is near zero), baselines that are
+    equal.
     """
     from trope.evaluate.compare import compare_runs
     from trope.experiments.report.record import describe, to_dict
@@ -79,11 +90,13 @@ def compare(
     if models is None:
         if variant or config or settings:
             raise ValueError("--variant, --config and --set are for training: give --models, one dataset and --out")
+        from trope.experiments.report.controls import run_controls
         from trope.experiments.report.warnings import run_warnings
 
         comparison = compare_runs(paths, split, resamples, seed)
-        about: dict[str, Any] = {"split": split}
-        warnings = run_warnings(paths, comparison)
+        controls = run_controls(paths, comparison) if split == "test" else {}
+        about: dict[str, Any] = {"split": split, "with_counting": controls}
+        warnings = run_warnings(paths, comparison, split)
     else:
         from trope.experiments.config_file import common_settings
         from trope.experiments.train_many import train_many
@@ -100,9 +113,10 @@ def compare(
         trained = train_many(paths[0], variants, seeds, jobs, out, device, train)
         comparison, baselines, page = _compare(trained, common, out, device, resamples, seed)
         about, failed = describe(trained, common, baselines), bool(trained.failures)
+        controls = about["with_counting"]
         warnings = page.warnings
     title = f"{split}, {comparison.users:,} users, percent with 95 % intervals ({resamples:,} resamples)"
-    show_comparison(comparison, title)
+    show_comparison(comparison, title, controls=controls)
     if models is not None and out is not None:
         typer.echo("")
         show_section(page.sections[0], "the gain of the best over the second best")
@@ -129,7 +143,7 @@ def _compare(
             f"a comparison needs two models, but {len(trained.values)} could be trained; the reasons are in "
             f"{out}/*/output.txt"
         )
-    typer.echo(f"{resamples:,} resamples of the users, and the popularity baselines …")
+    typer.echo(f"{resamples:,} resamples of the users, and the counting baselines …")
     comparison = compare_values(trained.values, resamples, seed)
     counted = count_baselines(trained.data, trained.runs[0].config, out, device)
     page = comparison_page(trained, comparison, counted, common, resamples)

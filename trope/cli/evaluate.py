@@ -1,4 +1,4 @@
-"""The command `trope evaluate`: one table of a run's best model and the popularity baselines."""
+"""The command `trope evaluate`: one table of a run's best model and the counting baselines."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def evaluate(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
 ) -> None:
-    """Rank the full catalogue for every user of a split, by the run's best model and by popularity.
+    """Rank the full catalogue for every user of a split, by the run's best model and by counting.
 
     The ranks are kept in the run folder, for `trope compare`.
     """
     from trope import environment
     from trope.data.sequences import Sequences
     from trope.evaluate import saved_ranks
-    from trope.evaluate.baselines import baselines, equal_baselines
+    from trope.evaluate.baselines import baselines, batch_size, equal_baselines
     from trope.evaluate.evaluation import evaluate as evaluate_model
     from trope.evaluate.evaluation import rank_users
     from trope.models.recommender import SequentialRecommender
@@ -52,9 +52,9 @@ def evaluate(
     max_len = config.model.max_len
     ours = evaluate_model(model, store, split, config.eval.filter_seen, max_len, progress=True)
     results = {run.resolve().name: ours}
-    scorers = baselines(store, split)
+    scorers, batch = baselines(store, split, config), batch_size(store)
     for name, scorer in scorers.items():
-        results[name] = rank_users(scorer, store, split, config.eval.filter_seen, max_len, progress=True)
+        results[name] = rank_users(scorer, store, split, config.eval.filter_seen, max_len, progress=True, batch=batch)
     about = saved_ranks.About.of(store, split, config)
     saved = saved_ranks.save(run, ours, about)
     title = f"{store.path.name}, {about.protocol}, {split}, filter_seen {about.filter_seen}"
@@ -84,11 +84,11 @@ def _summary(results: dict[str, EvalResult]) -> dict[str, Any]:
 
 def _show(results: dict[str, EvalResult], title: str, equal: list[str]) -> None:
     """Print the table; equal: why some of its columns are the same."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from trope.data.printable import printable
+    from trope.experiments.report.screen import screen
 
     summary = _summary(results)
     counts = f"{summary['users']:,} users, {summary['positives']:,} positives, percent"
@@ -99,7 +99,7 @@ def _show(results: dict[str, EvalResult], title: str, equal: list[str]) -> None:
         table.add_column(Text(printable(name)), justify="right")
     for metric in next(iter(results.values())).metrics:
         table.add_row(metric, *(f"{100 * result.metrics[metric]:.2f}" for result in results.values()))
-    console = Console(highlight=False)
+    console = screen()
     console.print(table)
     for sentence in equal:
         console.print(Text(f"\n{sentence}"))

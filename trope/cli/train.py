@@ -10,8 +10,9 @@ import typer
 
 if TYPE_CHECKING:
     from trope.config import Config
+    from trope.data.sequences import Sequences
 
-DEFAULT_MODEL = "hstu-trope"
+DEFAULT_MODEL = "trope"
 
 
 def train(
@@ -20,9 +21,10 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help="sasrec, sasrec-trope, tisasrec, hstu, hstu-time, hstu-torope, hstu-trope, or hstu-trope-attention "
-            "(T-RoPE without the readout) and hstu-trope-paper (as printed). "
-            f"Default: {DEFAULT_MODEL}, or the run's own with --resume."
+            help="trope (recommended), hstu-trope (the paper's backbone with T-RoPE and readout), hstu-trope-attention "
+            "(without the readout), hstu-trope-paper (as printed), hstu-torope, hstu-time, hstu, sasrec, sasrec-trope, "
+            "tisasrec, transformer or transformer-trope. Default: trope with sizes that fit the data and the machine, "
+            "or the run's own with --resume."
         ),
     ] = None,
     config: Annotated[
@@ -55,11 +57,12 @@ def train(
     from trope.train.loop import Interrupted, say_result
     from trope.train.loop import train as run_training
 
-    resolved = resolve_config(model, config, settings or [], out if resume else None)
+    store = Sequences.load(data)
+    resolved = resolve_config(model, config, settings or [], out if resume else None, store, device)
     for note in without_effect(resolved, settings or []):
         typer.secho(f"trope: {note}", err=True)
     try:
-        summary = run_training(Sequences.load(data), resolved, out, device, resume, progress, checkpoint_seconds)
+        summary = run_training(store, resolved, out, device, resume, progress, checkpoint_seconds)
         if not progress and os.environ.get("RANK", "0") == "0":  # with a bar, training has said so
             typer.echo(say_result(summary, resolved.train.criterion))
     except Interrupted as interrupted:
@@ -70,13 +73,22 @@ def train(
         raise typer.Exit(1) from None
 
 
-def resolve_config(model: str | None, file: Path | None, settings: list[str], run: Path | None) -> Config:
-    """The config that a command line asks for.
+def resolve_config(
+    model: str | None,
+    file: Path | None,
+    settings: list[str],
+    run: Path | None,
+    data: Sequences | None = None,
+    device: str = "auto",
+) -> Config:
+    """The config that a command line asks for. Where it names no model, its sizes fit `data` and `device`.
 
     run: a run to resume; its config is the base where neither a model nor a file is given.
     """
     from trope import runs as run_folder
+    from trope.environment import choose_device
     from trope.experiments.config_file import config_of_file
+    from trope.experiments.sizes import choose_sizes
     from trope.experiments.variants import configure
     from trope.settings import read_saved_toml, with_settings
 
@@ -84,4 +96,11 @@ def resolve_config(model: str | None, file: Path | None, settings: list[str], ru
         return config_of_file(file, model, settings, DEFAULT_MODEL)
     if model is None and run is not None and (run / run_folder.CONFIG).is_file():
         return with_settings(read_saved_toml(run / run_folder.CONFIG, training=True), settings)
-    return configure(model or DEFAULT_MODEL, settings)
+    if model is not None or data is None:
+        return configure(model or DEFAULT_MODEL, settings)
+    chosen = choose_sizes(data, choose_device(device).type)
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(f"{DEFAULT_MODEL}, with what fits these data and this machine (--set changes it):")
+        for each in chosen:
+            typer.echo(f"  {' '.join(each.settings)}: {each.why}")
+    return configure(DEFAULT_MODEL, [*(setting for each in chosen for setting in each.settings), *settings])

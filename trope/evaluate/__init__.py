@@ -1,1 +1,1 @@
-"""Evaluation: rank the full catalogue for every user, compute metrics, compare runs and popularity baselines."""
+"""Evaluation: rank the full catalogue for every user, compute metrics, count for baselines, compare runs."""

@@ -1,29 +1,109 @@
-"""Popularity baselines for every table: most popular overall, and in the last day and hour before t_now.
+"""Counting baselines for every table. They need no training, so a model must be ahead of them to be worth its cost.
 
-Shapes: B users of a batch, V items, T events in the order of time.
+most popular        by training events
+popular in 7 d      by the events of the last 7 days before t_now; also 30 d, 24 h and 1 h
+decayed counts      by all events before t_now, each counting half after a half-life that validation chooses
+again               the user's own items, by decayed counts of the user's own events
+
+Shapes: B users of a batch, M their distinct moments, V items, T events in the order of time, C own items.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from trope.config import Config
 from trope.data.sequences import EvalBatch, Sequences
-from trope.evaluate.evaluation import Scorer
-from trope.evaluate.ranking import TileScores
+from trope.evaluate.evaluation import Scorer, rank_users, some_users
+from trope.evaluate.live import users_at_a_time
+from trope.evaluate.ranking import Cells, TileScores
+from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
+from trope.models.pulse import HALF_LIVES, CountStream, active_half_lives, own_counts
+from trope.times import say_short
 
-MOST_POPULAR = "most popular"
-RECENT = {"popular in 24 h": 24, "popular in 1 h": 1}
-_LAST = {"popular in 24 h": "last 24 hours", "popular in 1 h": "last hour"}
+MOST_POPULAR, DECAYED, AGAIN = "most popular", "decayed counts", "again"
+# Hours by name, the longest first.
+RECENT = {"popular in 30 d": 720, "popular in 7 d": 168, "popular in 24 h": 24, "popular in 1 h": 1}
+_LAST = {
+    "popular in 30 d": "last 30 days", "popular in 7 d": "last 7 days", "popular in 24 h": "last 24 hours",
+    "popular in 1 h": "last hour",
+}  # fmt: skip
 NAMES = (MOST_POPULAR, *RECENT)
+"""Those that need no validation."""
+MOST_USERS = 4_096
+"""Validation users by whom a half-life is chosen, at most."""
+# Scores that stay in a CPU's cache: with larger batches 4,096 users x 10,000 items take four times as long.
+CACHED_SCORES = 1 << 19
+# Decayed counts are compared in whole parts of an event, so that equal counts are equal however they were added up. An
+# event is nothing after 21 half-lives.
+_PARTS = 1e6
 
 
-def baselines(data: Sequences, split: str) -> dict[str, Scorer]:
-    """Scorers by their name in tables, for `trope.evaluate.evaluation.rank_users`."""
-    recent = {name: RecentlyPopular(data, split, hours) for name, hours in RECENT.items()}
-    return {MOST_POPULAR: MostPopular(data), **recent}
+class Events(NamedTuple):
+    """The events of a split's histories, in the order of time."""
+
+    items_T: Tensor  # int64
+    times_T: Tensor
+
+    @classmethod
+    def of(cls, data: Sequences, split: str) -> Events:
+        """Those before a split; for `test` they include the validation events."""
+        events = data.first_events(data.split_range(split)[0])
+        times_T, order = torch.sort(data.times[events], stable=True)
+        return cls(data.items[events][order].long(), times_T)
+
+
+def baselines(data: Sequences, split: str, config: Config) -> dict[str, Scorer]:
+    """Scorers by their name in tables, for `rank_users` with `batch_size` users at a time.
+
+    config: how users are ranked, and the criterion by which validation chooses half-lives.
+    """
+    events = Events.of(data, split)
+    found: dict[str, Scorer] = {MOST_POPULAR: MostPopular(data)}
+    found |= {name: RecentlyPopular(data, split, hours, events) for name, hours in RECENT.items()}
+    if not len(data.eval_users("valid")):
+        return found  # nothing to choose by
+    before = events if split == "valid" else Events.of(data, "valid")
+    decayed = choose_half_life({h: DecayedPopular(data, h, before) for h in half_lives(data)}, data, config)
+    again = choose_half_life({h: Again(data, "valid", h) for h in half_lives(data)}, data, config)
+    found[f"{DECAYED}, {say_short(decayed)}"] = DecayedPopular(data, decayed, events)
+    found[AGAIN] = Again(data, split, again)
+    return found
+
+
+def half_lives(data: Sequences) -> list[int]:
+    """Seconds, of `HALF_LIVES` those that the data can tell apart."""
+    first, last = data.time_span
+    return [HALF_LIVES[place] for place in active_half_lives(data.times, last - first)]
+
+
+def choose_half_life(scorers: Mapping[int, Scorer], data: Sequences, config: Config) -> int:
+    """The half-life whose scorer is best on validation, the shortest of equals; scorers: by half-life."""
+    users = some_users(data, "valid", MOST_USERS, torch.Generator().manual_seed(0))
+    found = {}
+    for half_life, scorer in scorers.items():
+        ranked = rank_users(
+            scorer, data, "valid", config.eval.filter_seen, config.model.max_len, batch=batch_size(data), users=users
+        )
+        found[half_life] = ranked.metrics[config.train.criterion]
+    return max(found, key=lambda half_life: found[half_life])
+
+
+def chosen_half_lives(scorers: Mapping[str, Scorer]) -> dict[str, int]:
+    """Seconds by the name of each baseline that has a half-life; scorers: of `baselines`."""
+    return {name: each.half_life for name, each in scorers.items() if isinstance(each, DecayedPopular | Again)}
+
+
+def batch_size(data: Sequences) -> int:
+    """How many users to rank at a time, where each may have a moment of its own: bounds memory, and is quick."""
+    most = USERS_AT_A_TIME
+    if data.device.type == "cpu":
+        most = min(most, max(1, CACHED_SCORES // data.num_items))
+    return users_at_a_time(2 * data.num_items, most)  # counts are float64
 
 
 def equal_baselines(scorers: Mapping[str, Scorer], data: Sequences, split: str) -> list[str]:
@@ -57,6 +137,10 @@ class MostPopular:
     def __call__(self, batch: EvalBatch) -> TileScores:
         return lambda first, last: self.counts_V[first:last].repeat(len(batch.users), 1)
 
+    def below_one(self) -> Tensor:
+        """Popularity as scores below 1, which decide among equal whole numbers, [V + 1]."""
+        return self.counts_V / (self.counts_V.max() + 1)
+
 
 class RecentlyPopular:
     """Scores an item by its events in the last hours before t_now, then by its training events.
@@ -64,15 +148,14 @@ class RecentlyPopular:
     It counts events of the split's histories that are strictly earlier than t_now. For `test` these include the
     validation events; without them the last hours before a holdout would be empty.
 
-    data: the store; split: valid or test; hours: length of the window.
+    data: the store; split: valid or test; hours: length of the window; events: of the split, if they are known.
     """
 
-    def __init__(self, data: Sequences, split: str, hours: int) -> None:
-        events = data.first_events(data.split_range(split)[0])
-        self.times_T, order = torch.sort(data.times[events])
-        self.items_T = data.items[events][order].long()
+    def __init__(self, data: Sequences, split: str, hours: int, events: Events | None = None) -> None:
+        self.items_T, self.times_T = events or Events.of(data, split)
         self.seconds = 3_600 * hours
         self.overall_V = MostPopular(data).counts_V
+        self._begin, self._end, self._counts_V = 0, 0, torch.zeros_like(self.overall_V)
 
     def count(self, t_now: Tensor) -> Tensor:
         """How many events the windows before these moments hold."""
@@ -84,19 +167,84 @@ class RecentlyPopular:
         users = len(batch.users)
         begin_B = torch.searchsorted(self.times_T, batch.t_now - self.seconds)
         end_B = torch.searchsorted(self.times_T, batch.t_now)
-        event = torch.arange(int(begin_B[0]), int(end_B[-1]), device=begin_B.device)
-        item = self.items_T[event]
-        # The first user whose window has the event, and the first who no longer has it (`users` where all have).
-        enters, leaves = (torch.searchsorted(bound, event, right=True) for bound in (end_B, begin_B))
+        first_V = self._window(int(begin_B[0]), int(end_B[0]))
+        # Events that come and go after the first user, and the first user who has them, or no longer has them.
+        come, go = (torch.arange(int(b[0]), int(b[-1]), device=b.device) for b in (end_B, begin_B))
+        enters, leaves = torch.searchsorted(end_B, come, right=True), torch.searchsorted(begin_B, go, right=True)
+        come, go = self.items_T[come], self.items_T[go]
         # Whole numbers below 2^53, so recent events decide and ties among them fall to the overall count.
         weight = self.overall_V.max() + 1
 
         def scores(first: int, last: int) -> Tensor:
-            here = (item >= first) & (item < last)
-            change_BV = self.overall_V.new_zeros(users + 1, last - first)
+            change_BV = self.overall_V.new_zeros(users, last - first)
+            change_BV[0] = first_V[first:last]
             one = change_BV.new_ones(())
-            change_BV.index_put_((enters[here], item[here] - first), one, accumulate=True)
-            change_BV.index_put_((leaves[here], item[here] - first), -one, accumulate=True)
-            return change_BV[:-1].cumsum(0).mul_(weight).add_(self.overall_V[first:last])
+            for rows, items, sign in ((enters, come, one), (leaves, go, -one)):
+                here = (items >= first) & (items < last)
+                change_BV.index_put_((rows[here], items[here] - first), sign, accumulate=True)
+            return change_BV.cumsum(0).mul_(weight).add_(self.overall_V[first:last])
+
+        return scores
+
+    def _window(self, begin: int, end: int) -> Tensor:
+        """The counts of events begin .. end - 1, from those of the call before where the window moved forward."""
+        if begin < self._begin or end < self._end:
+            self._begin, self._end, self._counts_V = 0, 0, torch.zeros_like(self.overall_V)
+        for some, sign in ((slice(self._end, end), 1.0), (slice(self._begin, begin), -1.0)):
+            counted_V = torch.bincount(self.items_T[some], minlength=len(self._counts_V))
+            self._counts_V = self._counts_V + sign * counted_V
+        self._begin, self._end = begin, end
+        return self._counts_V
+
+
+class DecayedPopular:
+    """Scores an item by its decayed count at t_now: each event counts half after a half-life. Then by training events.
+
+    It counts events strictly before t_now. half_life: seconds. events: of the split's histories.
+    """
+
+    def __init__(self, data: Sequences, half_life: int, events: Events) -> None:
+        self.half_life, self.events, self.num_items = half_life, events, data.num_items
+        self.popularity_V = MostPopular(data).below_one()
+        self._stream = self._begin()
+
+    def __call__(self, batch: EvalBatch) -> TileScores:
+        """Needs a batch in the order of t_now."""
+        moments_M, moment_B = torch.unique(batch.t_now, return_inverse=True)
+        counts = self._stream.counts
+        if counts.moment is not None and int(moments_M[0]) < counts.moment:
+            self._stream = self._begin()
+        # The counts themselves: a log share in float32 would round an old event away beside the prior.
+        counts_MV = torch.stack([self._stream.counts.counts_KV[0].clone() for _ in self._stream.at(moments_M)])
+        counts_MV = (_PARTS * counts_MV).round_().add_(self.popularity_V)
+        return lambda first, last: counts_MV[:, first:last][moment_B]
+
+    def _begin(self) -> CountStream:
+        half_lives = torch.tensor([self.half_life], dtype=torch.float64)
+        return CountStream(*self.events, half_lives, self.num_items)
+
+
+class Again:
+    """Scores the user's own items by decayed counts of the user's own events, and all others by training events.
+
+    half_life: seconds after which an event counts half.
+    """
+
+    def __init__(self, data: Sequences, split: str, half_life: int) -> None:
+        self.data, self.split, self.half_life = data, split, half_life
+        self.popularity_V = MostPopular(data).below_one()
+
+    def __call__(self, batch: EvalBatch) -> TileScores:
+        lengths_B = self.data.split_range(self.split)[0][batch.users].long()
+        history = self.data.whole_histories(batch.users, lengths_B)
+        rows_C, items_C, counts_C = own_counts(*history, batch.t_now, self.half_life, self.data.num_items)
+        cells = Cells(rows_C, items_C)
+
+        def scores(first: int, last: int) -> Tensor:
+            tile_BV = self.popularity_V[first:last].repeat(len(batch.users), 1)
+            here, mine = cells.within(first, last)
+            # One more, so that an own item is ahead of the others however long ago it was.
+            own_C = 1 + (_PARTS * counts_C[here]).round_()
+            return tile_BV.index_put_((mine.rows, mine.items), own_C, accumulate=True)
 
         return scores

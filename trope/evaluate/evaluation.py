@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trope.data.sequences import EvalBatch, Sequences
-from trope.evaluate.live import LiveScorer, users_at_a_time
+from trope.evaluate.live import CountedScorer, Counting, LiveScorer, users_at_a_time
 from trope.evaluate.metrics import Floats, Ints, Places, average, per_user
 from trope.evaluate.ranking import Cells, TileScores, check_finite, count_places, dot_scores
 from trope.evaluate.ranking.places import TILE
@@ -89,6 +89,7 @@ def evaluate(
     backend: Backend = "auto",
     batch: int = USERS_AT_A_TIME,
     live: bool = True,
+    counting: Counting | None = None,
 ) -> EvalResult:
     """Rank the catalogue for every user of a split by a model.
 
@@ -100,18 +101,22 @@ def evaluate(
         rounded, by about the last bit of float32.
     batch: users at a time, for torch; the kernel's batches are larger.
     live: use the model's pulse where it has one that is fitted. Scores are then made by tiles on every device.
+    counting: rank by "MODEL + counting" instead, without the pulse.
     """
     was_training = model.training
     model.train(False)
     try:
         with torch.inference_mode():
-            item_VE = _item_vectors(model, data)
+            item_VE = item_vectors(model, data)
             encode = encoder(model, item_VE.device, precision)
-            pulse = getattr(model, "pulse", None)
-            if live and isinstance(pulse, Pulse) and pulse.is_fitted:
-                by_pulse = LiveScorer(pulse, encode, item_VE, data, split)
+            at_moments: Scorer | None = None
+            if counting is not None:
+                at_moments = CountedScorer(counting, encode, item_VE, data, split)
+            elif live and (pulse := fitted_pulse(model)) is not None:
+                at_moments = LiveScorer(pulse, encode, item_VE, data, split)
+            if at_moments is not None:
                 batch = users_at_a_time(data.num_items, batch)
-                return rank_users(by_pulse, data, split, filter_seen, max_len, progress, batch=batch)
+                return rank_users(at_moments, data, split, filter_seen, max_len, progress, batch=batch)
             if resolve_backend(backend, item_VE) == "torch":
                 scorer = _by_vectors(encode, item_VE)
                 return rank_users(scorer, data, split, filter_seen, max_len, progress, batch=batch)
@@ -131,21 +136,21 @@ def rank_users(
     progress: bool = False,
     tile: int = TILE,
     batch: int = USERS_AT_A_TIME,
+    users: Tensor | None = None,
 ) -> EvalResult:
     """Rank the catalogue for every user of a split by any scorer; it gets the users in the order of their t_now.
 
     filter_seen, max_len, progress: as in `evaluate`. tile: scores held at a time. batch: users at a time.
+    users: only these of the split.
     """
-    users = data.eval_users(split)
+    users = data.eval_users(split) if users is None else users
     if len(users) == 0:
         raise ValueError(no_users(data, split))
     users = users[torch.argsort(data.eval_batch(split, users, 1).t_now, stable=True)]
     found = []
     for part in tqdm(users.split(batch), desc=f"evaluate {split}", disable=not progress, leave=False):
         asked = data.eval_batch(split, part, max_len)
-        positives = Cells.distinct(asked.positives, asked.positive_offsets, data.num_items)
-        seen = Cells.distinct(*data.seen(split, part, max_len, filter_seen), data.num_items)
-        left_out = seen.without(positives, data.num_items)
+        positives, left_out = ranked_cells(asked, data, split, filter_seen, max_len)
         better_S, ties_S = count_places(scorer(asked), data.num_items, positives, left_out, len(part), tile)
         found.append(torch.stack((part[positives.rows], better_S, ties_S)).cpu())
     owner_S, better, ties = torch.cat(found, dim=1).numpy()
@@ -154,7 +159,27 @@ def rank_users(
     return EvalResult(ids, Places(better[order], ties[order], np.concatenate(([0], np.cumsum(counts)))))
 
 
-def _item_vectors(model: Model, data: Sequences) -> Tensor:
+def ranked_cells(batch: EvalBatch, data: Sequences, split: str, filter_seen: str, max_len: int) -> tuple[Cells, Cells]:
+    """The users' distinct positives, and what their rankings leave out, which holds no positive."""
+    positives = Cells.distinct(batch.positives, batch.positive_offsets, data.num_items)
+    seen = Cells.distinct(*data.seen(split, batch.users, max_len, filter_seen), data.num_items)
+    return positives, seen.without(positives, data.num_items)
+
+
+def some_users(data: Sequences, split: str, most: int, generator: torch.Generator) -> Tensor:
+    """Some users of a split, at random, in the order of t_now."""
+    users = data.eval_users(split)
+    users = users[torch.randperm(len(users), generator=generator)[:most].to(users.device)]
+    return users[torch.argsort(data.eval_batch(split, users, 1).t_now, stable=True)]
+
+
+def fitted_pulse(model: Model) -> Pulse | None:
+    """The model's pulse, if it has one that is fitted."""
+    pulse = getattr(model, "pulse", None)
+    return pulse if isinstance(pulse, Pulse) and pulse.is_fitted else None
+
+
+def item_vectors(model: Model, data: Sequences) -> Tensor:
     """The model's item vectors in float32. Refuses another catalogue, another device, and a diverged model."""
     item_VE = model.item_vectors().float()
     if len(item_VE) != data.num_items + 1:

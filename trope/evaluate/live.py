@@ -1,4 +1,7 @@
-"""Scores of a model with a pulse: cosines, everybody's counts at each user's moment, and the user's own items.
+"""Scores of a model and of what is counted at each user's moment.
+
+`LiveScorer`: a model with a pulse: cosines, everybody's counts, and the user's own items. `CountedScorer`: the control
+"MODEL + counting" for a model without one (`trope.evaluate.counting`).
 
 Shapes: B users of a batch, M their distinct moments, E width, V items, K half-lives.
 """
@@ -6,6 +9,7 @@ Shapes: B users of a batch, M their distinct moments, E width, V items, K half-l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +23,13 @@ from trope.models.pulse import CountStream, OwnItems, Pulse, own_items
 MOST_SCORES = 1 << 26
 
 
+class Counting(NamedTuple):
+    """What the control adds to a cosine: beta * log of the item's share of everybody's decayed counts."""
+
+    beta: float
+    half_life: int  # seconds
+
+
 class LiveScorer:
     """Scores by a model and its pulse; users must come in the order of t_now, as `rank_users` has them.
 
@@ -30,7 +41,7 @@ class LiveScorer:
     def __init__(self, pulse: Pulse, encode: Encode, items_VE: Tensor, data: Sequences, split: str) -> None:
         self.pulse, self.encode, self.items_VE, self.data, self.split = pulse, encode, items_VE, data, split
         events = data.first_events(data.split_range(split)[0])
-        self.stream = CountStream(data.items[events], data.times[events], pulse.half_lives, data.num_items)
+        self.stream = pulse.count(data.items[events], data.times[events])
 
     def __call__(self, batch: EvalBatch) -> TileScores:
         out_BE = self.encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
@@ -44,6 +55,27 @@ class LiveScorer:
         lengths_B = self.data.split_range(self.split)[0][batch.users].long()
         history = self.data.whole_histories(batch.users, lengths_B)
         return lengths_B, own_items(*history, batch.t_now, self.pulse.half_lives, self.data.num_items)
+
+
+class CountedScorer:
+    """Scores by a model plus counting; users must come in the order of t_now, as `rank_users` has them.
+
+    counting: what is added. The others are as in `LiveScorer`.
+    """
+
+    def __init__(self, counting: Counting, encode: Encode, items_VE: Tensor, data: Sequences, split: str) -> None:
+        self.beta, self.encode, self.items_VE = counting.beta, encode, items_VE
+        events = data.first_events(data.split_range(split)[0])
+        half_life = torch.tensor([counting.half_life], dtype=torch.float64)
+        self.stream = CountStream(data.items[events], data.times[events], half_life, data.num_items)
+
+    def __call__(self, batch: EvalBatch) -> TileScores:
+        out_BE = self.encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
+        check_finite(out_BE, "outputs")
+        dots = dot_scores(out_BE, self.items_VE)
+        moments_M, moment_B = torch.unique(batch.t_now, return_inverse=True)
+        counted_MV = self.beta * torch.cat(list(self.stream.at(moments_M)))
+        return lambda first, last: dots(first, last) + counted_MV[:, first:last][moment_B]
 
 
 def live_scores(

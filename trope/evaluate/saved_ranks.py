@@ -6,7 +6,8 @@ RUN/ranks-SPLIT.npz, plain arrays and nothing to unpickle:
     offsets  int64 [U+1]   user u owns ranks offsets[u] .. offsets[u+1]
     ranks    float64 [S]   of the positives, from 1, ties counted half
     ties     int64 [S]     other items with the same score
-    about    JSON text     what was ranked: see `About`
+    about    JSON text     what was ranked: see `About`; and `model`, the SHA-256 of best/config.json, which has that of
+                           the weights, so that ranks of another run are refused
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import numpy as np
 
 from trope.atomic import atomic_file
 from trope.config import Config
+from trope.data.folder import sha256_of
 from trope.data.sequences import Sequences
 from trope.evaluate.evaluation import EvalResult
 from trope.evaluate.metrics import Floats, Ints, Places
-from trope.runs import check_kinds, parse_json, ranks_path
+from trope.runs import BEST, MODEL_CONFIG, check_kinds, parse_json, ranks_path
 
 _ARRAYS = {"users": np.int64, "offsets": np.int64, "ranks": np.float64, "ties": np.int64}
 # What numpy raises for files that are not, or no longer, an archive of these arrays.
@@ -75,7 +77,7 @@ def save(run: Path, result: EvalResult, about: About) -> Path:
             offsets=result.offsets,
             ranks=result.ranks,
             ties=result.places.ties,
-            about=np.array(json.dumps(asdict(about))),
+            about=np.array(json.dumps({**asdict(about), "model": _model_of(run)})),
         )
     return path
 
@@ -92,14 +94,23 @@ def load(run: Path, split: str) -> tuple[EvalResult, About]:
         with np.load(path, allow_pickle=False) as arrays:
             users, offsets, ranks, ties = (arrays[name].astype(dtype) for name, dtype in _ARRAYS.items())
             described = parse_json(str(arrays["about"]).encode())
+        model = described.pop("model", None)  # older versions did not save it
         about = About(**described)
         check_kinds(path, described, typing.get_type_hints(About), again)
     except _UNREADABLE as error:
         raise ValueError(f"{path} is damaged or foreign: {error}; {again}") from None
     if about.split != split or not _fit_together(users, offsets, ranks, ties):
         raise ValueError(f"{path} is damaged or foreign: its arrays do not fit together; {again}")
+    if model is not None and _model_of(run) not in (None, model):
+        raise ValueError(f"{path} has the ranks of another model than {run / BEST}; {again}")
     better = np.rint(ranks - 1 - ties / 2).astype(np.int64)
     return EvalResult(users, Places(better, ties, offsets)), about
+
+
+def _model_of(run: Path) -> str | None:
+    """What tells the model of a run from others; None for a run without one."""
+    path = run / BEST / MODEL_CONFIG
+    return sha256_of(path) if path.is_file() else None
 
 
 def _fit_together(users: Ints, offsets: Ints, ranks: Floats, ties: Ints) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 from trope import runs
 from trope.config import EvalConfig
 from trope.evaluate.metrics import CUTOFFS
-from trope.runs import ENVIRONMENT, LOG, METRICS, parse_json
+from trope.runs import ENVIRONMENT, LOG, METRICS, WITH_COUNTING, parse_json
 
 NAMES = (*(f"{kind}@{cutoff}" for kind in ("HR", "Recall", "NDCG") for cutoff in CUTOFFS), "MRR")
 """The metrics of every run."""
@@ -29,7 +29,7 @@ def read_metrics(run: Path) -> dict[str, Any]:
     _check(path, is_whole(found["steps"], 0), "steps", "a whole number", found)
     _check(path, is_number(found["seconds"], 0), "seconds", "a number from 0 on", found)
     _check(path, found["filter_seen"] in filters, "filter_seen", f"one of {', '.join(filters)}", found)
-    for split in ("valid", "test"):
+    for split in ("valid", "test", *({WITH_COUNTING} & found.keys())):
         wrong = next((name for name in NAMES if not is_number(found[split].get(name), 0, 1)), None)
         if wrong is not None:
             raise _damaged(path, f"{split} has no {wrong} between 0 and 1")

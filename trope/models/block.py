@@ -1,7 +1,8 @@
 """What a block is, and the rotary encoding it may have.
 
 To add a block: subclass `Block` in a file of its own, name it in `trope/models/blocks.py`, and say in
-`trope/config.py` what it allows (`BLOCKS`) and which preset uses it. Nothing else knows a block by name.
+`trope/config.py` what it allows (`BLOCKS`) and which preset uses it. Nothing else knows a block by name, but for
+`trope/models/cost.py`, which may say what it costs.
 """
 
 from __future__ import annotations

@@ -50,10 +50,15 @@ class SwiGLU(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        inner = -(-int(EXPANSION * width) // _ROUND) * _ROUND
+        inner = inner_width(width)
         self.inner = nn.Linear(width, 2 * inner, bias=False)
         self.out = nn.Linear(inner, width, bias=False)
 
     def forward(self, x_TE: Tensor) -> Tensor:
         gate_TF, value_TF = self.inner(x_TE).chunk(2, dim=-1)
         return self.out(F.silu(gate_TF) * value_TF)
+
+
+def inner_width(width: int) -> int:
+    """F of a SwiGLU: a multiple of 16."""
+    return -(-int(EXPANSION * width) // _ROUND) * _ROUND

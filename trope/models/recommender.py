@@ -57,7 +57,7 @@ class SequentialRecommender(nn.Module):
         self.pulse: Pulse | None = None
         if model.pulse:
             turning = 0 if self.readout is None else self.readout.turn.head_dim
-            self.pulse = Pulse(num_items, turning, time_span[1])
+            self.pulse = Pulse(num_items, turning, time_span)
 
     @property
     def num_items(self) -> int:

@@ -52,11 +52,10 @@ class TimeReadout(nn.Module):
             raise ValueError(f"a readout needs a width of 2 at least and a share in (0, 1], got {width} and {share}")
         first, last = checks.check_span(time_span)
         self.width, self.check_values = width, check_values
-        planes = max(1, round(share * width / 2))
         # Shared, so that a rotation of one side has no coefficients of the other; not rotate_key=False, which would
         # form its frequencies anew at every call (TRoPE.is_linear).
         self.turn = TRoPE(
-            2 * min(planes, width // 2), time_span=(first, last), learnable=learnable, share_alpha=True,
+            2 * turning_planes(width, share), time_span=(first, last), learnable=learnable, share_alpha=True,
             alpha_init="ones", beta_min=(last - first) / FASTEST, beta_max=(last - first) / SLOWEST,
             check_values=False,
         )  # fmt: skip
@@ -107,6 +106,11 @@ class TimeReadout(nn.Module):
         curve that turns on would say what was popular a period ago."""
         ends = self.get_buffer("earliest"), self.get_buffer("latest")
         return (moments - self.turn.get_buffer("t0")).clamp(*ends)
+
+
+def turning_planes(width: int, share: float) -> int:
+    """How many planes of an output turn: a share of them, at least one."""
+    return min(max(1, round(share * width / 2)), width // 2)
 
 
 def _follow_span(module: nn.Module, _: object = None) -> None:

@@ -125,7 +125,7 @@ class Recommender:
         check_finite(self._vectors_VE, "item vectors")
         pulse = self.model.pulse
         self._pulse = pulse if pulse is not None and pulse.is_fitted else None
-        self._counts = None if self._pulse is None else self._pulse.kept_counts()
+        self._live = None if self._pulse is None else self._pulse.kept()
 
     @classmethod
     def from_pretrained(
@@ -182,8 +182,9 @@ class Recommender:
         events: as for `recommend`. Returns how many were counted: items that the model does not know are not, nor is
         anything by a model without a pulse.
         """
-        if self._counts is None:
+        if self._live is None:
             return 0
+        counts, seasons = self._live
         table = read_events(events, self.catalogue.is_text)
         dense = self.catalogue.dense(table.items)
         known = dense > 0
@@ -191,8 +192,9 @@ class Recommender:
         if not len(items):
             return 0
         check_time_values(times)
-        assert self._counts.moment is not None
-        self._counts.move(max(self._counts.moment, int(times.max()) + 1), items, times)
+        assert counts.moment is not None
+        counts.move(max(counts.moment, int(times.max()) + 1), items, times)
+        seasons.add(items, times)
         return len(items)
 
     def rank(
@@ -264,15 +266,15 @@ class Recommender:
         t_now_B = t_now_B.to(self.device)
         out_BE = self.model.encode_last(*(x.to(self.device) for x in (*history, t_now_B))).float()
         check_finite(out_BE, "outputs")
-        if self._pulse is None or self._counts is None:
+        if self._pulse is None or self._live is None:
             return top_k(out_BE, self._vectors_VE, k, left_out)
         items, times, offsets = (x.to(self.device) for x in whole)
-        num_items, counts = self.model.num_items, self._counts
+        num_items, (counts, seasons) = self.model.num_items, self._live
         own = own_items(items, times, offsets, t_now_B, self._pulse.half_lives, num_items)
         scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B)
 
         def shares_at(moments: Tensor) -> Iterator[Tensor]:
-            return (counts.log_shares(moment) for moment in moments.tolist())
+            return (torch.cat((counts.log_shares(t), seasons.log_shares(t))) for t in moments.tolist())
 
         scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, shares_at)
         return top_k_of(scores, len(t_now_B), num_items, self.device, k, left_out)

@@ -24,9 +24,10 @@ from tqdm.auto import tqdm
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate import saved_ranks
-from trope.evaluate.evaluation import evaluate
+from trope.evaluate.counting import choose_counting, read_counting, score_counting
+from trope.evaluate.evaluation import evaluate, fitted_pulse
 from trope.models.recommender import SequentialRecommender
-from trope.runs import BEST, METRICS, PULSE, REFIT, RunLock, open_run, seal, write_json
+from trope.runs import BEST, COUNTING, METRICS, PULSE, REFIT, RunLock, open_run, seal, write_json
 from trope.train import checkpoint
 from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
@@ -38,6 +39,7 @@ from trope.train.step import Feed, seed_for
 from trope.train.stepper import Stepper
 
 LOG_EVERY = 50
+LEAST_EPOCHS = 10  # the paper's
 PLATEAU_FACTOR = 0.1  # the paper's: what the learning rate is multiplied by when validation stalls
 
 
@@ -83,6 +85,7 @@ def train(
         chosen, seconds = trainer.state, trainer.state.seconds
         if config.model.pulse:
             trainer.fit_pulse()
+        trainer.choose_counting()
         del trainer  # its data, graphs and moments
         if all_data is not None:
             factors = chosen.factors[: chosen.best_epoch]
@@ -161,7 +164,7 @@ class Trainer:
         if group.is_first:
             self.checkpoints.tidy()
             self.take_pulse(run, self.state.best_epoch)
-            if not (run / REFIT).is_dir():  # else RUN/best may be the refitted model already
+            if not self._may_be_refitted:
                 self.checkpoints.publish_best(self.model, self.state)
 
     @property
@@ -181,7 +184,7 @@ class Trainer:
         if state.epoch >= self.epochs:
             return True
         has_stalled = state.best is not None and state.epoch - state.best_epoch >= train.early_stop
-        return state.index == 0 and state.epoch >= train.min_epochs and has_stalled
+        return state.index == 0 and state.epoch >= LEAST_EPOCHS and has_stalled
 
     def run(self, stop: StopRequest, checkpoint_seconds: float, progress: bool) -> None:
         """Train to the end."""
@@ -260,6 +263,18 @@ class Trainer:
                 checkpoint.publish(model, run)
         self.group.wait()
 
+    def choose_counting(self) -> None:
+        """Choose the control "MODEL + counting" for the model that validation chose, unless that was done."""
+        run, epoch = self.run_folder, self.state.best_epoch
+        # A refitted model has seen the validation events: what was not chosen before is not chosen then.
+        if self.group.is_first and not self._may_be_refitted and read_counting(run, epoch) is None:
+            with written_into(run):
+                model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
+                if fitted_pulse(model) is None:
+                    found = choose_counting(model, self.data, self.config, seed_for(self.config.train.seed, "counting"))
+                    write_json(run / COUNTING, seal({"best_epoch": epoch, **found}))
+        self.group.wait()
+
     def take_pulse(self, run: Path, epoch: int) -> None:
         """Take over the weights that were fitted for the model of an epoch, if they were, with these data's counts."""
         found = read_pulse(run, epoch) if self.config.model.pulse else None
@@ -273,6 +288,14 @@ class Trainer:
         if self.group.is_first:
             with written_into(self.run_folder):
                 checkpoint.publish(self.model, run)
+
+    @property
+    def _may_be_refitted(self) -> bool:
+        """Whether RUN/best may be refitted: pulse and counting were chosen for the best epoch, or never were."""
+        run, epoch = self.run_folder, self.state.best_epoch
+        was_chosen = any(read(run, epoch) is not None for read in (read_pulse, read_counting))
+        is_older = not any((run / name).is_file() for name in (PULSE, COUNTING))
+        return (run / REFIT).is_dir() and (was_chosen or is_older)
 
     def _follow_factors(self) -> None:
         """Where learning rates are settled, take that of the epoch to come."""
@@ -325,6 +348,7 @@ def score_test(
         "seconds": round(seconds, 3),
         "filter_seen": config.eval.filter_seen,
         "data": data.describe(),
+        **score_counting(model, data, config, read_counting(run, chosen.best_epoch), result),
     }
     if group.is_first:
         with written_into(run):

@@ -7,7 +7,7 @@ other protocols each user is asked once, at the moment of the validation event.
 The loss is (1 - p^q) / q, which is the likelihood for q = 0 and asks more for what can still reach the first places for
 larger q. Validation chooses q, or the bare cosine where no weights are better.
 
-Shapes: B users, M moments, K half-lives, S candidate items, C own items, P positives, W weights.
+Shapes: B users, M moments, K rows of shares, S candidate items, C own items, P positives, W weights.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ from torch import Tensor
 
 from trope.config import Config
 from trope.data.sequences import EvalBatch, Sequences
-from trope.evaluate.evaluation import encoder
+from trope.evaluate.evaluation import encoder, some_users
 from trope.evaluate.live import LiveScorer
 from trope.evaluate.metrics import Places, average, per_user
 from trope.evaluate.ranking import Cells, count_places
-from trope.models.pulse import HALF_LIVES, CountStream, Pulse, active_half_lives
+from trope.models.pulse import HALF_LIVES, PERIODS, Pulse, active_half_lives
+from trope.models.pulse.counts import grain
 from trope.models.pulse.head import WEIGHTS, scale_features
 from trope.models.pulse.own import FEATURES
 from trope.models.recommender import SequentialRecommender
 from trope.runs import PULSE, read_json
 
 MOMENTS = 4
-MOST_USERS, MOST_ITEMS = 2_048, 16_384
+MOST_ITEMS = 16_384
+# Users times items of the softmax. On two cores a fit of this size takes about twenty seconds.
+MOST_CELLS = {"cpu": 1 << 23, "cuda": 1 << 26}
+LEAST_USERS, MOST_USERS = 512, 4_096
 EXPONENTS = (0.0, 0.2, 0.4)
 RIDGE = 1e-3  # on the weights; those of the cosines count in units of the training's temperature
 _BATCH = 128
@@ -73,6 +77,8 @@ def fit_pulse(model: SequentialRecommender, data: Sequences, config: Config, see
         assert data.protocol.window is not None
         pulse.get_buffer("age_unit").fill_(data.protocol.window)
     active = active_half_lives(data.times, data.time_span[1] - data.time_span[0])
+    unit = grain(data.times)
+    active += [len(HALF_LIVES) + place for place in pulse.periods if PERIODS[place] > unit]
     asked = list(_ask(model, data, config, seed))
     weights_W = _start(pulse)  # scaled cosines: it ranks as the cosine does
     mask_W = _mask(pulse, active, is_holdout)
@@ -93,9 +99,9 @@ def keep_counts(model: SequentialRecommender, data: Sequences) -> None:
     """Give the pulse everybody's counts right after the last training event."""
     assert model.pulse is not None
     events = data.first_events(data.train_end)
-    stream = CountStream(data.items[events], data.times[events], model.pulse.half_lives, data.num_items)
+    stream = model.pulse.count(data.items[events], data.times[events])
     for _ in stream.at(torch.tensor([data.time_span[1] + 1], device=data.device)):
-        model.pulse.remember_counts(stream.counts)
+        model.pulse.keep(stream)
 
 
 def read_pulse(run: Path, epoch: int) -> dict[str, Any] | None:
@@ -115,7 +121,9 @@ def _ask(model: SequentialRecommender, data: Sequences, config: Config, seed: in
         assert window is not None
         views = [data.validated_from(start + window * part // MOMENTS) for part in range(MOMENTS)]
     generator = torch.Generator().manual_seed(seed)
-    chosen = [_some_users(view, MOST_USERS // len(views), generator) for view in views]
+    cells = MOST_CELLS[data.device.type] // min(data.num_items, MOST_ITEMS)
+    most = min(MOST_USERS, max(LEAST_USERS, cells))
+    chosen = [some_users(view, "valid", most // len(views), generator) for view in views]
     candidates_S = _candidates(views, chosen, generator)
     model.train(False)
     with torch.no_grad():
@@ -126,13 +134,6 @@ def _ask(model: SequentialRecommender, data: Sequences, config: Config, seed: in
             scorer = LiveScorer(model.pulse, encode, items_VE, view, "valid")
             for part in users.split(_BATCH):
                 yield _features(scorer, view.eval_batch("valid", part, config.model.max_len), candidates_S, config)
-
-
-def _some_users(data: Sequences, most: int, generator: torch.Generator) -> Tensor:
-    """Some users of the validation, in the order of t_now."""
-    users = data.eval_users("valid")
-    users = users[torch.randperm(len(users), generator=generator)[:most].to(users.device)]
-    return users[torch.argsort(data.eval_batch("valid", users, 1).t_now, stable=True)]
 
 
 def _candidates(views: list[Sequences], chosen: list[Tensor], generator: torch.Generator) -> Tensor:
@@ -180,7 +181,7 @@ def _features(scorer: LiveScorer, batch: EvalBatch, candidates_S: Tensor, config
     )
 
 
-_NETWORK, _EVERYBODY = 6, 2 * len(HALF_LIVES)
+_NETWORK, _EVERYBODY = 6, 2 * (len(HALF_LIVES) + len(PERIODS))
 
 
 def _start(pulse: Pulse) -> Tensor:
@@ -191,12 +192,12 @@ def _start(pulse: Pulse) -> Tensor:
 
 def _mask(pulse: Pulse, active: list[int], has_ages: bool) -> Tensor:
     """Which weights there are anything to learn about."""
-    network, everybody = torch.ones(3, 2), torch.zeros(2, len(HALF_LIVES))
+    network, everybody = torch.ones(3, 2), torch.zeros(2, len(HALF_LIVES) + len(PERIODS))
     network[:, 1] = float(pulse.turning > 0)
     everybody[:, active] = 1.0
     if not has_ages:
         network[2], everybody[1] = 0.0, 0.0
-    own = torch.cat((torch.ones(FEATURES), everybody[0]))
+    own = torch.cat((torch.ones(FEATURES), everybody[0, : len(HALF_LIVES)]))
     return torch.cat((network.flatten(), everybody.flatten(), own)).to(pulse.half_lives.device)
 
 

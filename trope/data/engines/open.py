@@ -26,6 +26,12 @@ def open_engine(
         raise ValueError(f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}")
     if master is not None and name != "spark":
         raise ValueError(f"--master {master} is for --engine spark, not {name}")
+    for flag, value in (("--threads", threads), ("--memory", memory)):
+        if value is not None and (name != "duckdb" or source.kind == "table"):
+            reader = "the table's own database" if source.kind == "table" else name
+            raise ValueError(
+                f"{flag} {value} is a limit of --engine duckdb, and {reader} reads {source.name}; leave it out"
+            )
     if source.kind == "table":
         from trope.data.engines.warehouse import Warehouse
 

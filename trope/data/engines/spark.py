@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import signal
+import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -36,7 +39,9 @@ class Spark:
     def __init__(self, master: str | None, work: Path) -> None:
         builder = SparkSession.builder.appName("trope prepare")
         self._own = SparkSession.getActiveSession() is None
+        before = signal.getsignal(signal.SIGINT)
         if self._own:
+            logging.getLogger().addFilter(_is_not_py4j)
             builder = builder.config("spark.local.dir", str(work / "spill"))
             # The warehouse folder is never used, but Spark makes it where it is told.
             builder = builder.config("spark.sql.warehouse.dir", str(work / "warehouse"))
@@ -56,12 +61,17 @@ class Spark:
         if self._own and str(self._session.sparkContext.master).startswith("local"):
             # 200 tasks a shuffle, Spark's default, is made for a cluster.
             self._session.conf.set("spark.sql.shuffle.partitions", "8")
+        if self._own and threading.current_thread() is threading.main_thread():
+            # Spark's handler of Ctrl-C calls Java in the middle of another call, which fails.
+            signal.signal(signal.SIGINT, before)
         self._connection = ibis.pyspark.connect(self._session)
         self.label = f"spark {pyspark.__version__}"
 
     def close(self) -> None:
         if self._own:
+            self._session.sparkContext.setLogLevel("OFF")  # tasks that Ctrl-C ends die noisily
             self._session.stop()
+            logging.getLogger().removeFilter(_is_not_py4j)
 
     def errors(self) -> tuple[type[Exception], ...]:
         return (PySparkException, Py4JError, MemoryError)
@@ -155,7 +165,9 @@ class Spark:
     def _json(self, source: Source) -> tuple[DataFrame, dict[str, str]]:
         names = list(dict.fromkeys(source.columns.used().values()))
         schema = StructType([StructField(name, StringType()) for name in names])
-        frame = self._reader().schema(schema).json([str(file) for file in source.files])
+        frame = (
+            self._reader().option("allowSingleQuotes", False).schema(schema).json([str(file) for file in source.files])
+        )
         frame = frame.toDF(*(f"c{place}" for place in range(len(names))))
         return frame, {role: f"c{names.index(column)}" for role, column in source.columns.used().items()}
 
@@ -207,6 +219,11 @@ def _dated(table: ir.Table, source: Source) -> ir.Table:
     """The table with `time` in microseconds, and its text as `written`."""
     time = microseconds(table.time, source.time_format, "$", lambda iso: unix_micros(iso.try_cast("timestamp('UTC')")))
     return table.mutate(written=table.time, time=time)
+
+
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    """Whether a message is not py4j's, which logs a traceback for every Ctrl-C."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 def _identifier(name: str) -> str:

@@ -24,6 +24,8 @@ _LONGEST = {"csv": 1_999_000, "json": 16_000_000}
 _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _CR, _LF, _SPACE = b"\r\n "
+# The end of a JSON line after which a value must follow.
+_CUT = re.compile(rb"[:,\[][ \t\r]*\n")
 
 
 def open_text(file: Path) -> pa.NativeFile:
@@ -78,6 +80,7 @@ class _File:
         self._opened = 0  # the line of the quote that is open, 0 if none is
         self._ends: str | None = None  # how lines end, once one has
         self._multiline = False
+        self._cut = 0  # the JSON line, last so far, that was cut off before a value; 0 if none was
 
     def check(self) -> bool:
         try:
@@ -95,7 +98,7 @@ class _File:
         rest = b""
         with open_text(self._file) as stream:
             while read := stream.read(_BLOCK):
-                block = rest + read if rest else (read.removeprefix(_BOM) if self._line == 1 else read)
+                block = rest + read if rest else (self._without_mark(read) if self._line == 1 else read)
                 first, end = block.find(b"\n"), block.rfind(b"\n") + 1
                 if max(first, len(block) - end) > self._longest:
                     if b"\r" in block and first < 0:
@@ -108,9 +111,19 @@ class _File:
         if rest:
             yield rest
 
+    def _without_mark(self, block: bytes) -> bytes:
+        """A file's first block; the mark before JSON is refused, as DuckDB would lose the first row."""
+        if not self._is_csv and block.startswith(_BOM):
+            raise ValueError(
+                f"{self._file} begins with a byte order mark, which is no JSON; remove it, for example with tail -c +4"
+            )
+        return block.removeprefix(_BOM)
+
     def _check_block(self, block: bytes) -> None:
         if self._strict:
             self._check_strictly(block)
+        if not self._is_csv:
+            self._check_whole(block)
         if self._opened or (self._quote and self._quote in block):
             self._check_quoted(block)
         elif b"\r" in block:
@@ -118,6 +131,18 @@ class _File:
             self._check_ends(pairs, block.count(b"\n") - pairs, block.count(b"\r") - pairs)
         else:
             self._check_ends(0, block.count(b"\n"), 0)
+
+    def _check_whole(self, block: bytes) -> None:
+        """Refuse a JSON line that breaks off before a value: DuckDB takes the next line for it, and loses that line."""
+        whole = block.count(b"}\n") or block.count(b"}\r\n")  # a search costs more than these counts
+        if not self._cut and whole < block.count(b"\n") and (found := _CUT.search(block)):
+            self._cut = self._line_of(block, found.start())
+            block = block[found.end() :]
+        if self._cut and block.strip():
+            raise ValueError(
+                f"{self._file} line {self._cut:,} breaks off where a value must follow; each line must be one whole "
+                "JSON object, mend it"
+            )
 
     def _check_ends(self, crlf: int, lf: int, cr: int) -> None:
         """Refuse line ends that change, or a carriage return alone: engines disagree on both."""
@@ -206,6 +231,8 @@ class _File:
             and (blank := re.search(rb"(?:\A|\n)[ \t]+\r?(?:\n|\Z)", block))
         ):
             raise self._other_rows(self._line_of(block, blank.start() + 1), "holds only spaces")
+        if not self._is_csv and (array := re.search(rb"^[ \t]*\[", block, re.MULTILINE)):
+            raise self._other_rows(self._line_of(block, array.start()), "is an array")
 
     def _line_of(self, block: bytes, place: int) -> int:
         return self._line + block.count(b"\n", 0, place)

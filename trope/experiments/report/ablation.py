@@ -11,6 +11,8 @@ from trope.evaluate.compare import Comparison
 from trope.experiments.ablation import NOTES, ROWS, Row
 from trope.experiments.report.baselines import Baselines, Counted
 from trope.experiments.report.comparison import (
+    READ_COUNTING,
+    control_row,
     definitions,
     difference,
     mean_and_deviation,
@@ -18,6 +20,7 @@ from trope.experiments.report.comparison import (
     tone,
     training_section,
 )
+from trope.experiments.report.controls import counting_facts, mean_controls
 from trope.experiments.report.facts import facts, ranked
 from trope.experiments.report.page import Cell, Grid, Page, Section
 from trope.experiments.report.warnings import comparison_warnings
@@ -44,6 +47,7 @@ def ablation_page(
             read = (
                 "Percent, mean ± standard deviation over seeds; the best is bold. After it stands the relative change "
                 "from the full model, with a star where the interval of the difference does not contain 0. "
+                f"{READ_COUNTING} "
             )
             sections.append(Section(title, read + NOTES[table], _changes(trained, comparison, shown, counted.metrics)))
             text = (
@@ -62,7 +66,8 @@ def ablation_page(
         summary += "The paper's own ablation uses a one-day holdout (`trope prepare --protocol holdout`)."
     title = f"{trained.data.path.name}: ablation of T-RoPE"
     warnings = comparison_warnings(trained, comparison, counted, METRICS, labels)
-    return Page(title, summary.strip(), facts(trained, common, resamples), sections, warnings)
+    said = [*facts(trained, common, resamples), *counting_facts(counted, mean_controls(trained.lines))]
+    return Page(title, summary.strip(), said, sections, warnings)
 
 
 def numbered(row: Row) -> str:
@@ -88,7 +93,7 @@ def _changes(trained: Trained, comparison: Comparison, rows: Sequence[Row], base
             note = "" if apart is None else relative(mean, comparison.means[0, column])
             mark: Literal["best", ""] = "best" if mean == best[column] else ""
             cells.append(Cell(text, note, mark, "" if apart is None else tone(apart, column)))
-        table.append(cells)
+        table += [cells, *control_row(trained.lines, row.variant.name, numbered(row), METRICS)]
     for name, values in baselines.items():
         table.append([Cell(name), *(Cell(f"{100 * values[metric]:.2f}") for metric in METRICS)])
     return Grid([Cell("configuration"), *map(Cell, METRICS)], table)

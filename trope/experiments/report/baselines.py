@@ -1,4 +1,4 @@
-"""The popularity baselines of a report. They are ranked once for a dataset and kept in baselines.json."""
+"""The counting baselines of a report. They are ranked once for a dataset and kept in baselines.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from trope.config import Config
 from trope.data.sequences import Sequences
-from trope.evaluate.baselines import NAMES, baselines, equal_baselines
+from trope.evaluate.baselines import NAMES, baselines, batch_size, chosen_half_lives, equal_baselines
 from trope.evaluate.evaluation import rank_users
 from trope.evaluate.saved_ranks import About
 from trope.figures.run_files import NAMES as METRICS
@@ -18,33 +18,35 @@ from trope.train.distributed import process_group
 
 NAME = "baselines.json"
 Baselines = dict[str, dict[str, float]]
-_KINDS: dict[str, Any] = {"about": dict, "metrics": dict[str, dict[str, float]], "equal": list[str]}
+_KINDS: dict[str, Any] = {
+    "about": dict, "metrics": dict[str, dict[str, float]], "equal": list[str], "half_lives": dict[str, int],
+}  # fmt: skip
 
 
 class Counted(NamedTuple):
-    """Test metrics of the baselines, as fractions; and why some of them are equal, a sentence each."""
+    """Test metrics of the baselines, as fractions; why some of them are equal; half-lives that validation chose."""
 
     metrics: Baselines
-    equal: list[str]
+    equal: list[str]  # a sentence each
+    half_lives: dict[str, int]  # seconds, by the name of the baseline
 
 
 def count_baselines(data: Sequences, config: Config, out: Path, device: str) -> Counted:
-    """Rank the test by counting, or read what was ranked before; config: how it is ranked."""
-    about = asdict(About.of(data, "test", config))
+    """Rank the test by counting, or read what was ranked before; config: how it is ranked, and the criterion."""
+    about = {**asdict(About.of(data, "test", config)), "criterion": config.train.criterion}
     path = out / NAME
     kept = _read(path, about)
     if kept is not None:
         return kept
     with process_group(device) as group:
         store = data.to(group.device)
-        scorers = baselines(store, "test")
-        metrics = {
-            name: rank_users(scorer, store, "test", config.eval.filter_seen, config.model.max_len).metrics
-            for name, scorer in scorers.items()
-        }
-        equal = equal_baselines(scorers, store, "test")
-    write_json(path, seal({"about": about, "metrics": metrics, "equal": equal}))
-    return Counted(metrics, equal)
+        scorers, metrics = baselines(store, "test", config), {}
+        for name, scorer in scorers.items():
+            seen, max_len = config.eval.filter_seen, config.model.max_len
+            metrics[name] = rank_users(scorer, store, "test", seen, max_len, batch=batch_size(store)).metrics
+        counted = Counted(metrics, equal_baselines(scorers, store, "test"), chosen_half_lives(scorers))
+    write_json(path, seal({"about": about, **counted._asdict()}))
+    return counted
 
 
 def _read(path: Path, about: dict[str, Any]) -> Counted | None:
@@ -53,6 +55,7 @@ def _read(path: Path, about: dict[str, Any]) -> Counted | None:
         found = read_json(path, _KINDS, "count again")
     except (FileNotFoundError, ValueError):
         return None
-    metrics = found["metrics"]
-    is_whole = tuple(metrics) == NAMES and all(is_number(metrics[n].get(m), 0, 1) for n in NAMES for m in METRICS)
-    return Counted(metrics, found["equal"]) if is_whole and found["about"] == about else None
+    metrics, half_lives = found["metrics"], found["half_lives"]
+    names = (*NAMES, *half_lives)
+    is_whole = tuple(metrics) == names and all(is_number(metrics[n].get(m), 0, 1) for n in names for m in METRICS)
+    return Counted(metrics, found["equal"], half_lives) if is_whole and found["about"] == about else None

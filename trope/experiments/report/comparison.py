@@ -16,16 +16,21 @@ from trope.evaluate.compare import Comparison
 from trope.evaluate.metrics import CUTOFFS, Floats, Interval
 from trope.experiments.pool import Variant
 from trope.experiments.report.baselines import Baselines, Counted
+from trope.experiments.report.controls import control_name, counting_facts, mean_controls
 from trope.experiments.report.facts import facts, ranked
 from trope.experiments.report.html import to_html
 from trope.experiments.report.markdown import to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section, Tone
 from trope.experiments.report.warnings import comparison_warnings
 from trope.experiments.train_many import Trained
-from trope.runs import write_text
+from trope.runs import WITH_COUNTING, write_text
 from trope.settings import preset
 
 MARKDOWN, HTML = "report.md", "report.html"
+READ_COUNTING = (
+    '"+ counting" adds decayed counts of all users\' events to the scores of the model above it. The last rows rank by '
+    "counting alone. Neither are marked."
+)
 
 
 def write_report(page: Page, out: Path) -> list[Path]:
@@ -51,7 +56,7 @@ def comparison_page(
             "Results",
             "Percent, mean ± standard deviation over seeds. The best is bold, the second best underlined. After the "
             "best stands its relative gain over the second, with a star where the interval of the difference does not "
-            f"contain 0. {_hit(asked.hit)} The last rows rank by popularity; they are not marked.",
+            f"contain 0. {_hit(asked.hit)} {READ_COUNTING}",
             _results(trained, comparison, counted.metrics, metrics, columns),
         ),
         Section(
@@ -75,7 +80,8 @@ def comparison_page(
     )
     warnings = comparison_warnings(trained, comparison, counted, metrics)
     title = f"{trained.data.path.name}: {len(names)} models compared"
-    return Page(title, summary, facts(trained, common, resamples), sections, warnings)
+    said = [*facts(trained, common, resamples), *counting_facts(counted, mean_controls(trained.lines))]
+    return Page(title, summary, said, sections, warnings)
 
 
 def relative(new: float, old: float) -> str:
@@ -83,14 +89,14 @@ def relative(new: float, old: float) -> str:
     return f"{100 * (new / old - 1):+.1f} %" if old > 0 else ""
 
 
-def over_seeds(lines: Sequence[dict[str, Any]], name: str, metric: str) -> Floats:
+def over_seeds(lines: Sequence[dict[str, Any]], name: str, metric: str, split: str = "test") -> Floats:
     """A metric of each finished seed of a variant, as fractions."""
-    return np.array([line["test"][metric] for line in lines if line["name"] == name])
+    return np.array([line[split][metric] for line in lines if line["name"] == name])
 
 
-def mean_and_deviation(lines: Sequence[dict[str, Any]], name: str, metric: str) -> str:
+def mean_and_deviation(lines: Sequence[dict[str, Any]], name: str, metric: str, split: str = "test") -> str:
     """A metric in percent with its standard deviation over seeds; one seed has none."""
-    values = 100 * over_seeds(lines, name, metric)
+    values = 100 * over_seeds(lines, name, metric, split)
     return f"{values.mean():.2f}" + (f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else "")
 
 
@@ -105,6 +111,14 @@ def tone(interval: Interval, column: int) -> Tone:
     if not interval.significant[column]:
         return ""
     return "better" if interval.mean[column] > 0 else "worse"
+
+
+def control_row(lines: Sequence[dict[str, Any]], name: str, label: str, metrics: Sequence[str]) -> list[list[Cell]]:
+    """The row of a model's control "MODEL + counting", or none; lines: of results.jsonl."""
+    if name not in mean_controls(lines):
+        return []
+    cells = [Cell(mean_and_deviation(lines, name, metric, WITH_COUNTING)) for metric in metrics]
+    return [[Cell(control_name(label)), *cells]]
 
 
 def definitions(variants: Sequence[tuple[str, Variant]], common: Sequence[str]) -> Section:
@@ -155,7 +169,7 @@ def _results(
                 cells.append(Cell(text, gain, "best", tone(apart, column)))
             else:
                 cells.append(Cell(text, mark="second" if row == order[1, column] else ""))
-        rows.append(cells)
+        rows += [cells, *control_row(trained.lines, system.name, system.name, metrics)]
     for name, values in baselines.items():
         rows.append([Cell(name), *(Cell(f"{100 * values[metric]:.2f}") for metric in metrics)])
     return Grid([Cell("model"), *map(Cell, metrics)], rows)

@@ -9,11 +9,12 @@ from trope.evaluate.compare import Comparison
 from trope.evaluate.metrics import Interval
 from trope.experiments.report.baselines import Baselines
 from trope.experiments.report.comparison import over_seeds
+from trope.experiments.report.controls import mean_controls
 from trope.experiments.train_many import Trained
 
 
 def describe(trained: Trained, common: Sequence[str], baselines: Baselines) -> dict[str, Any]:
-    """What was compared: settings, data, machines, baselines, and the standard deviation over several seeds."""
+    """What was compared: settings, data, machines, baselines, controls, and the standard deviation over seeds."""
     seeds = len({run.seed for run in trained.runs})
     finished = {name: sum(line["name"] == name for line in trained.lines) for name in trained.values}
     deviation = {}
@@ -23,7 +24,8 @@ def describe(trained: Trained, common: Sequence[str], baselines: Baselines) -> d
     return {
         "split": "test", "seeds": seeds, "finished": finished, "settings": list(common),
         "data": trained.lines[0]["data"], "environments": environments(trained.lines),
-        "baselines": baselines, "deviation_over_seeds": deviation,
+        "baselines": baselines, "with_counting": mean_controls(trained.lines),
+        "deviation_over_seeds": deviation,
     }  # fmt: skip
 
 

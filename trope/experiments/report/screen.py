@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.text import Text
 from trope.data.printable import printable
 from trope.evaluate.compare import Comparison
 from trope.evaluate.metrics import Interval
+from trope.experiments.report.controls import control_name
 from trope.experiments.report.page import Cell, Section
 
 FEW_SYSTEMS = 3
@@ -20,8 +21,16 @@ _MARKS = {"best": "bold", "second": "underline"}
 _FILE_WIDTH = 140
 
 
-def show_comparison(comparison: Comparison, title: str, console: Console | None = None) -> None:
-    """Print a line for each metric and system; of many systems only the main metrics."""
+def show_comparison(
+    comparison: Comparison,
+    title: str,
+    console: Console | None = None,
+    controls: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
+    """Print a line for each metric and system; of many systems only the main metrics.
+
+    controls: metrics of "MODEL + counting", by system; they have no interval.
+    """
     reference = comparison.systems[0].name
     shown = MAIN_METRICS if len(comparison.systems) > FEW_SYSTEMS else comparison.metrics
     table = Table(title=_title(title), title_justify="left", box=None)
@@ -38,6 +47,8 @@ def show_comparison(comparison: Comparison, title: str, console: Console | None 
                 mean, bounds = _cells(system.difference, row, sign="+")
                 cells += [mean, f"{bounds} *" if system.difference.significant[row] else bounds]
             table.add_row(*cells)
+            if controls and system.name in controls:
+                table.add_row("", Text(printable(control_name(system.name))), _percent(controls[system.name][metric]))
     console = console or screen()
     console.print(table)
     console.print(Text(f"\ndifference: from {printable(reference)}; * its interval does not contain 0"))
@@ -88,5 +99,9 @@ def _text(cell: Cell) -> Text:
 
 def _cells(interval: Interval, row: int, sign: str = "") -> list[str]:
     """A mean and its interval in percent."""
-    mean, low, high = (f"{100 * bound[row]:{sign}.2f}" for bound in interval)
+    mean, low, high = (_percent(bound[row], sign) for bound in interval)
     return [mean, f"{low} .. {high}"]
+
+
+def _percent(value: float, sign: str = "") -> str:
+    return f"{100 * value:{sign}.2f}"

@@ -2,6 +2,10 @@
 
 from trope.models.pulse.counts import HALF_LIVES, CountStream, DecayedCounts, active_half_lives
 from trope.models.pulse.head import Pulse
-from trope.models.pulse.own import OwnItems, own_items
+from trope.models.pulse.own import OwnItems, own_counts, own_items
+from trope.models.pulse.seasons import PERIODS, SeasonCounts
 
-__all__ = ["HALF_LIVES", "CountStream", "DecayedCounts", "OwnItems", "Pulse", "active_half_lives", "own_items"]
+__all__ = [
+    "HALF_LIVES", "PERIODS", "CountStream", "DecayedCounts", "OwnItems", "Pulse", "SeasonCounts", "active_half_lives",
+    "own_counts", "own_items",
+]  # fmt: skip

@@ -3,27 +3,33 @@
 A bank of half-lives, multiscale as T-RoPE's own: what is popular this hour, this week, this year. Counts are facts and
 need no training: they follow the events. Only events strictly before a moment count at it.
 
-Shapes: K half-lives, V items (ids 1 .. V; column 0 is padding), N events.
+Shapes: K half-lives, C rows (half-lives, then periods), V items (ids 1 .. V; column 0 is padding), N events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from trope.models.pulse.seasons import SeasonCounts
+from trope.models.pulse.shares import log_shares
+
 # From a quarter of an hour to 7.5 years, each four times the one before.
 HALF_LIVES = tuple(900 * 4**k for k in range(10))
-# Added to each item's count. An item without events is rare, not impossible; with 0.1 the pulse followed single events.
-PRIOR = 1.0
 _GRAINS = (86_400, 3_600, 60)
+
+
+def grain(times_N: Tensor) -> int:
+    """The unit of a log's times, in seconds: a day, an hour, a minute or a second."""
+    return next((unit for unit in _GRAINS if not bool((times_N % unit).any())), 1)
 
 
 def active_half_lives(times_N: Tensor, span: int) -> list[int]:
     """Places in `HALF_LIVES` that a log can tell apart: no shorter than its times' unit, no longer than its span."""
-    grain = next((unit for unit in _GRAINS if not bool((times_N % unit).any())), 1)
-    found = [place for place, seconds in enumerate(HALF_LIVES) if grain <= seconds <= span]
+    unit = grain(times_N)
+    found = [place for place, seconds in enumerate(HALF_LIVES) if unit <= seconds <= span]
     return found or [0]
 
 
@@ -56,17 +62,14 @@ class DecayedCounts:
             self.counts_KV.index_add_(1, items_N.long(), self._left(moment - times_N))
 
     def log_shares(self, moment: int | None = None) -> Tensor:
-        """log of each item's share of all counts, float32 [K, V + 1]; shares compare between days, counts do not.
+        """log of each item's share of all counts, float32 [K, V + 1].
 
         moment: as they would be then if nothing more happened; an earlier one gives them as they are.
         """
         counts_KV = self.counts_KV
         if moment is not None and self.moment is not None and moment > self.moment:
             counts_KV = counts_KV * self._left(torch.tensor(moment - self.moment, device=counts_KV.device))
-        counts_KV = counts_KV.float()
-        counts_KV[:, 0] = 0
-        total_K1 = counts_KV.sum(1, keepdim=True) + PRIOR * (counts_KV.shape[1] - 1)
-        return ((counts_KV + PRIOR) / total_K1).log_()
+        return log_shares(counts_KV)
 
     def _left(self, seconds: Tensor) -> Tensor:
         """What is left of a count after `seconds`, [K, ..]."""
@@ -76,20 +79,37 @@ class DecayedCounts:
 class CountStream:
     """Counts of a log at rising moments.
 
-    items_N, times_N: events in any order.
+    items_N, times_N: events in any order; those in the order of time are not copied. periods: places in `PERIODS` to
+        count by season; None leaves their rows out.
     """
 
-    def __init__(self, items_N: Tensor, times_N: Tensor, half_lives: Tensor, num_items: int) -> None:
-        self.times_N, order = torch.sort(times_N, stable=True)
-        self.items_N = items_N[order]
+    def __init__(
+        self,
+        items_N: Tensor,
+        times_N: Tensor,
+        half_lives: Tensor,
+        num_items: int,
+        periods: Sequence[int] | None = None,
+    ) -> None:
+        self.items_N, self.times_N = items_N, times_N
+        if bool((times_N[1:] < times_N[:-1]).any()):
+            self.times_N, order = torch.sort(times_N, stable=True)
+            self.items_N = items_N[order]
         self.counts = DecayedCounts(half_lives.to(times_N.device), num_items)
+        self.seasons = None if periods is None else SeasonCounts(list(periods), num_items, times_N.device)
         self._done = 0
 
     def at(self, moments: Tensor) -> Iterator[Tensor]:
-        """Log shares at `moments`, which rise and lie after those of the call before; each float32 [K, V + 1]."""
+        """Log shares at `moments`, which rise and lie after those of the call before; each float32 [C, V + 1]."""
         ends = torch.searchsorted(self.times_N, moments).tolist()
         for moment, end in zip(moments.tolist(), ends, strict=True):
             new = slice(self._done, max(end, self._done))
-            self.counts.move(moment, self.items_N[new], self.times_N[new])
+            items_N, times_N = self.items_N[new], self.times_N[new]
             self._done = new.stop
-            yield self.counts.log_shares()
+            self.counts.move(moment, items_N, times_N)
+            shares_KV = self.counts.log_shares()
+            if self.seasons is None:
+                yield shares_KV
+                continue
+            self.seasons.add(items_N, times_N)
+            yield torch.cat((shares_KV, self.seasons.log_shares(moment)))

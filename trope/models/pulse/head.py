@@ -1,13 +1,13 @@
 """The pulse's weights: how cosines, everybody's counts and the user's own items become one score.
 
-    score(u, i, t) = <scaled output, item> + sum_k w_k log share_k(i, t) + v . own(u, i, t)
+    score(u, i, t) = <scaled output, item> + sum_c w_c log share_c(i, t) + v . own(u, i, t)
 
 The scale of the output may differ between its turning and its standing planes, with the length of the history and with
 the model's age; the weights of the shares with the age. Some forty numbers, fitted on events that the network has not
 seen (`trope.train.pulse`): networks are overconfident about days they have not seen, and a plane that only remembers
 days falls silent here. Until they are fitted the score is the cosine.
 
-Shapes: B users, V items, K half-lives, C own items, F features, E width.
+Shapes: B users, V items, K half-lives, P periods, C rows of shares (half-lives, then periods), F features, E width.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trope.models.pulse.counts import HALF_LIVES, DecayedCounts
+from trope.models.pulse.counts import HALF_LIVES, CountStream, DecayedCounts
 from trope.models.pulse.own import FEATURES, OwnItems
+from trope.models.pulse.seasons import BINS, PERIODS, SeasonCounts, known_periods
 
 WEIGHTS = ("network", "everybody", "own", "age_unit")
 _MIDDLE_LENGTH = 2.5  # log of 12 events: the length of a history is counted from here
@@ -30,19 +31,22 @@ class Pulse(nn.Module):
     Args:
         num_items: V.
         turning: how many of the output's first dims turn with the moment (the readout's).
-        trained_until: the last time of the training events; a model's age begins there.
+        time_span: first and last time of the training events. A model's age begins at the last. Seasons that the span
+            does not repeat are not counted.
     """
 
-    def __init__(self, num_items: int, turning: int, trained_until: int) -> None:
+    def __init__(self, num_items: int, turning: int, time_span: tuple[int, int]) -> None:
         super().__init__()
-        self.turning, self.trained_until = turning, trained_until
+        self.num_items, self.turning, self.trained_until = num_items, turning, time_span[1]
+        self.periods = known_periods(time_span[1] - time_span[0])
         K = len(HALF_LIVES)
         # Rows: the part itself, times log length, times age. Columns: standing and turning planes.
         self.register_buffer("network", torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]))
-        self.register_buffer("everybody", torch.zeros(2, K))  # rows: the log shares, times age
+        self.register_buffer("everybody", torch.zeros(2, K + len(PERIODS)))  # rows: the log shares, times age
         self.register_buffer("own", torch.zeros(FEATURES + K))
         self.register_buffer("age_unit", torch.zeros((), dtype=torch.int64))  # 0: it knows no age
         self.register_buffer("counts", torch.zeros(K, num_items + 1))
+        self.register_buffer("seasons", torch.zeros(len(self.periods), BINS, num_items + 1))
         self.register_buffer("counted_until", torch.zeros((), dtype=torch.int64))
 
     @property
@@ -75,10 +79,10 @@ class Pulse(nn.Module):
         )
         return torch.cat(parts, dim=1)
 
-    def of_everybody(self, log_shares_KV: Tensor, moment: Tensor) -> Tensor:
+    def of_everybody(self, log_shares_CV: Tensor, moment: Tensor) -> Tensor:
         """The second part of the score at one moment, [V + 1]."""
-        plain_K, with_age_K = self.get_buffer("everybody")
-        return (plain_K + self.age(moment) * with_age_K) @ log_shares_KV
+        plain_C, with_age_C = self.get_buffer("everybody")
+        return (plain_C + self.age(moment) * with_age_C) @ log_shares_CV
 
     def of_own(self, own: OwnItems) -> Tensor:
         """The third part of the score, for the users' own items, [C]."""
@@ -97,15 +101,24 @@ class Pulse(nn.Module):
                 raise ValueError(f"the pulse's {name} must be of shape {tuple(buffer.shape)}, got {tuple(found.shape)}")
             buffer.copy_(found)
 
-    def kept_counts(self) -> DecayedCounts:
-        """Everybody's counts when training ended, to go on from."""
-        return DecayedCounts.of(self.half_lives, self.get_buffer("counts"), int(self.get_buffer("counted_until")))
+    def count(self, items_N: Tensor, times_N: Tensor) -> CountStream:
+        """Counts of a log, as the score needs them."""
+        return CountStream(items_N, times_N, self.half_lives, self.num_items, self.periods)
 
-    def remember_counts(self, counts: DecayedCounts) -> None:
+    def keep(self, stream: CountStream) -> None:
         """Keep everybody's counts as they were when training ended, for serving."""
-        assert counts.moment is not None
-        self.get_buffer("counts").copy_(counts.counts_KV)
-        self.get_buffer("counted_until").fill_(counts.moment)
+        assert stream.counts.moment is not None
+        assert stream.seasons is not None
+        self.get_buffer("counts").copy_(stream.counts.counts_KV)
+        self.get_buffer("seasons").copy_(stream.seasons.bins_PGV)
+        self.get_buffer("counted_until").fill_(stream.counts.moment)
+
+    def kept(self) -> tuple[DecayedCounts, SeasonCounts]:
+        """What was kept, to go on from."""
+        counts = self.get_buffer("counts")
+        seasons = SeasonCounts(self.periods, self.num_items, counts.device)
+        seasons.bins_PGV.copy_(self.get_buffer("seasons"))
+        return DecayedCounts.of(self.half_lives, counts, int(self.get_buffer("counted_until"))), seasons
 
 
 def scale_features(lengths_B: Tensor, age_B: Tensor) -> Tensor:

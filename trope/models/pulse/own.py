@@ -32,8 +32,7 @@ def own_items(
     chosen one half-life ago has the feature 1/2.
     """
     lengths_B = offsets.diff()
-    rows_N = torch.repeat_interleave(lengths_B)
-    keys_C, place_N = torch.unique(rows_N * (num_items + 1) + items_N, return_inverse=True)
+    _, keys_C, place_N = _pairs(items_N, offsets, num_items)
     rows_C = keys_C // (num_items + 1)
     counts_C = torch.bincount(place_N, minlength=len(keys_C)).float()
     last_C = torch.zeros_like(keys_C).scatter_reduce_(0, place_N, times_N, "amax", include_self=False)
@@ -42,3 +41,23 @@ def own_items(
     shares_C = counts_C / lengths_B[rows_C]
     first = torch.stack((torch.ones_like(counts_C), counts_C.log(), shares_C.log()), dim=1)
     return OwnItems(rows_C, keys_C % (num_items + 1), torch.cat((first, recent_CK), dim=1))
+
+
+def own_counts(
+    items_N: Tensor, times_N: Tensor, offsets: Tensor, t_now_B: Tensor, half_life: int, num_items: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Decayed counts of the users' own events at t_now: rows [C], items [C] and counts, float64 [C].
+
+    items_N, times_N, offsets: as in `own_items`. half_life: seconds after which an event counts half.
+    """
+    rows_N, keys_C, place_N = _pairs(items_N, offsets, num_items)
+    left_N = torch.exp2(-(t_now_B[rows_N] - times_N).clamp(min=0).double() / half_life)
+    counts_C = torch.zeros(len(keys_C), dtype=torch.float64, device=items_N.device).index_add_(0, place_N, left_N)
+    return keys_C // (num_items + 1), keys_C % (num_items + 1), counts_C
+
+
+def _pairs(items_N: Tensor, offsets: Tensor, num_items: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each event's row [N], the distinct keys row * (V + 1) + item [C], and each event's place among them [N]."""
+    rows_N = torch.repeat_interleave(offsets.diff())
+    keys_C, place_N = torch.unique(rows_N * (num_items + 1) + items_N, return_inverse=True)
+    return rows_N, keys_C, place_N

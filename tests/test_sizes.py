@@ -1,0 +1,73 @@
+"""`trope train DATA` without a model: what it chooses for the data and the machine, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from data_logs import START, loose, prepared, write_parquet
+from training import one_thread, tiny_data
+from typer.testing import CliRunner
+
+from trope.cli.main import app
+from trope.data.protocols import Protocol
+from trope.data.sequences import Sequences
+from trope.experiments import sizes
+from trope.experiments.sizes import choose_sizes
+from trope.runs import CONFIG
+from trope.settings import read_toml
+
+__all__ = ["one_thread"]  # a fixture for every test in here
+DAY = 86_400
+
+
+def baskets(path: Path, protocol: str, lines: int = 4, orders: int = 5) -> Sequences:
+    """Ten users who order every day, some lines at a time."""
+    rows = [
+        (user, (user + order * line) % 7, START + order * DAY)
+        for user in range(10) for order in range(orders) for line in range(lines)
+    ]  # fmt: skip
+    window = {"window": DAY} if protocol == "holdout" else {}
+    return prepared(
+        write_parquet(path / "log.parquet", rows), path / "data", loose(protocol=Protocol(protocol, **window))
+    )
+
+
+def chosen(data: Sequences, device: str) -> set[str]:
+    return {setting for each in choose_sizes(data, device) for setting in each.settings}
+
+
+def test_width_by_machine_and_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny_data(tmp_path)
+    assert "model.width=64" in chosen(data, "cpu") and "model.width=128" in chosen(data, "cuda")
+    monkeypatch.setattr(sizes, "FEW_USERS", 5)
+    assert "model.width=512" in chosen(data, "cuda")
+
+
+def test_a_short_log_of_events_is_trained_as_the_paper_does(tmp_path: Path) -> None:
+    found = chosen(tiny_data(tmp_path), "cpu")
+    assert found == {"model.width=64", "model.heads=2", "model.head_dim=32", "model.max_len=50"}
+
+
+def test_baskets_long_histories_and_a_holdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    found = chosen(baskets(tmp_path / "a", "holdout"), "cpu")
+    assert {"model.predicts=next-moment", "train.criterion=Recall@10", "train.refit=true"} <= found
+    (tmp_path / "b").mkdir()
+    found = chosen(baskets(tmp_path / "b", "loo-strict", orders=60), "cpu")  # asks for the next line, not the basket
+    assert "model.predicts=next-moment" not in found
+    assert {"model.max_len=200", "train.stride=200"} <= found
+    monkeypatch.setattr(sizes, "LONG_EPOCH", 0)
+    assert "train.patience=2" in chosen(tiny_data(tmp_path / "c"), "cpu")
+
+
+def test_the_command_says_what_it_chose_and_set_wins(tmp_path: Path) -> None:
+    data = tiny_data(tmp_path)
+    run = tmp_path / "run"
+    arguments = ["train", str(data.path), "--out", str(run), "--no-progress", "--device", "cpu"]
+    small = ["model.width=8", "model.head_dim=4", "model.blocks=1", "train.epochs=1"]
+    result = CliRunner().invoke(app, [*arguments, *(word for each in small for word in ("--set", each))])
+    assert result.exit_code == 0, result.output
+    assert "trope, with what fits these data" in result.output and "there is no GPU" in result.output
+    config = read_toml(run / CONFIG)
+    assert config.model.pulse and (config.model.width, config.model.heads, config.model.max_len) == (8, 2, 50)
