@@ -26,8 +26,8 @@ MOST_LINES, MOST_MEDIAN_LINES = 400, 200
 UNCLEAR = {"whole", "watch", "spans", "cut", "joint_gradient", "activate", "rank_file", "train_guard"}
 FILE_NAMES = {
     runs.CONFIG, runs.ENVIRONMENT, runs.DATA, runs.METRICS, runs.RANKS, runs.LOG, runs.OUTPUT, runs.WEIGHTS,
-    runs.MODEL_CONFIG, runs.CARD, runs.OPTIMIZER, runs.STATE, runs.CATALOGUE_RECORD, runs.LOCK, runs.LINEAGE,
-    runs.PULSE, runs.COUNTING,
+    runs.MODEL_CONFIG, runs.CARD, runs.OPTIMIZER, runs.STATE, runs.CATALOGUE_RECORD, runs.LOCK,
+    runs.PULSE, runs.COUNTING, runs.LINEAGE,
 }  # fmt: skip
 FOLDER_NAMES = {runs.CATALOGUE, runs.BEST, runs.CHECKPOINTS, runs.REFIT, runs.TENSORBOARD, runs.MODEL}
 

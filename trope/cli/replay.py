@@ -112,7 +112,7 @@ def _train(data: Any, out: Path, asked: tuple[str | None, Path | None, list[str]
     window_of(data)
     run = out / TRAINING
     model, file, settings = asked
-    config = with_settings(resolve_config(model, file, settings, run), ["train.refit=true"])
+    config = with_settings(resolve_config(model, file, settings, run, data, device), ["train.refit=true"])
     try:
         train(data, config, run, device, resume=True, progress=progress)
     except Interrupted:

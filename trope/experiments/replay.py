@@ -14,7 +14,7 @@ with all events before as history; then every way of staying fresh may learn the
     DIR/models/          the models to go on with
     DIR/train/           the training until the first tick, unless a run was given
 
-Shapes: B users of a batch, N events, V items.
+Shapes: N events.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from trope.config import Config
 from trope.data.folder import sha256_of
-from trope.data.sequences import EvalBatch, Sequences
+from trope.data.sequences import Sequences
 from trope.data.views import asked_at, trained_until
-from trope.evaluate.evaluation import EvalResult, encoder, evaluate, rank_users
+from trope.evaluate.baselines import DecayedPopular, Events, batch_size, half_lives
+from trope.evaluate.evaluation import EvalResult, encoder, evaluate, fitted_pulse, rank_users
 from trope.evaluate.live import LiveScorer, users_at_a_time
-from trope.evaluate.ranking import TileScores
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
-from trope.models.pulse import HALF_LIVES, CountStream, active_half_lives
 from trope.models.recommender import SequentialRecommender
 from trope.runs import BEST, MODEL_CONFIG, RunLock, read_json, read_lineage, seal, write_json
 from trope.times import say_duration
@@ -109,7 +107,7 @@ class Replay:
         }  # fmt: skip
         _open(out, plan, lock)
         self.first = self._stale()
-        self.has_pulse = self.first.pulse is not None and self.first.pulse.is_fitted
+        self.has_pulse = fitted_pulse(self.first) is not None
         self.half_life = self._half_life()
 
     @property
@@ -202,16 +200,13 @@ class Replay:
         start, window = window_of(self.data)
         every = self.ticks[0].end - self.ticks[0].start
         before = trained_until(self.data, start - window)
-        places = active_half_lives(self.data.times, before.time_span[1] - before.time_span[0])
-        if len(places) == 1:
-            return HALF_LIVES[places[0]]
-        totals = dict.fromkeys((HALF_LIVES[place] for place in places), 0.0)
+        totals = dict.fromkeys(half_lives(before), 0.0)
         for tick in ticks_of(start - window, start, every):
             view = asked_at(self.data, tick.start, tick.end)
             for half_life in totals if len(view.eval_users("test")) else ():
                 found = by_counts(view, half_life, self.config)
                 totals[half_life] += found.metrics[METRICS[0]] * len(found.users)
-        return max(totals, key=lambda half_life: totals[half_life])
+        return max(totals, key=lambda half_life: totals[half_life])  # the shortest of equals
 
     def _models(self, number: int) -> tuple[SequentialRecommender, SequentialRecommender]:
         """The updated and the retrained model to go on with at a tick."""
@@ -261,40 +256,25 @@ def window_of(data: Sequences) -> tuple[int, int]:
 def rank(model: SequentialRecommender, view: Sequences, config: Config, counted_until: int | None = None) -> EvalResult:
     """Rank the catalogue at a tick; counted_until: only events before this moment count for the pulse."""
     model.train(False)
-    pulse, seen, max_len = model.pulse, config.eval.filter_seen, config.model.max_len
-    if pulse is None or not pulse.is_fitted:
+    pulse, seen, max_len = fitted_pulse(model), config.eval.filter_seen, config.model.max_len
+    if pulse is None:
         return evaluate(model, view, "test", seen, max_len)
     with torch.inference_mode():
         items_VE = model.item_vectors().float()
         scorer = LiveScorer(pulse, encoder(model, items_VE.device, "auto"), items_VE, view, "test")
         if counted_until is not None:
-            scorer.stream = pulse.count(*_events(view, counted_until))
+            events = view.first_events(view.test_start)
+            events = events[view.times[events] < counted_until]
+            scorer.stream = pulse.count(view.items[events], view.times[events])
         batch = users_at_a_time(view.num_items, USERS_AT_A_TIME)
         return rank_users(scorer, view, "test", seen, max_len, batch=batch)
 
 
 def by_counts(view: Sequences, half_life: int, config: Config) -> EvalResult:
     """Rank the catalogue at a tick by everybody's decayed counts alone."""
-    moment = view.protocol.t_now("test")
-    assert moment is not None
-    half_lives = torch.tensor([half_life], dtype=torch.float64)
-    stream = CountStream(*_events(view, moment), half_lives, view.num_items)
-    (shares_KV,) = stream.at(torch.tensor([moment], device=view.device))
-
-    def scorer(batch: EvalBatch) -> TileScores:
-        def scores(first: int, last: int) -> Tensor:
-            return shares_KV[0, first:last].repeat(len(batch.users), 1)
-
-        return scores
-
-    return rank_users(scorer, view, "test", config.eval.filter_seen, config.model.max_len)
-
-
-def _events(view: Sequences, until: int) -> tuple[Tensor, Tensor]:
-    """Items and times of the histories' events before a moment."""
-    events = view.first_events(view.test_start)
-    events = events[view.times[events] < until]
-    return view.items[events], view.times[events]
+    scorer = DecayedPopular(view, half_life, Events.of(view, "test"))
+    seen, max_len = config.eval.filter_seen, config.model.max_len
+    return rank_users(scorer, view, "test", seen, max_len, batch=batch_size(view))
 
 
 def _open(out: Path, plan: dict[str, Any], lock: RunLock) -> None:

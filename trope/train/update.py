@@ -28,6 +28,8 @@ from trope.train.stepper import Stepper
 
 # How many steps lie between two looks at whether everything is finite, which wait for the device.
 _LOOK_EVERY = 200
+# What depends on the items or on the time span, and is counted from the events.
+_COUNTED = ("pulse.counts", "pulse.seasons", "pulse.counted_until")
 
 
 class Spent(NamedTuple):
@@ -42,21 +44,19 @@ def grow(
 ) -> SequentialRecommender:
     """A copy of a model with rows for more items, on the same device.
 
-    The rows of known items are the same bytes; new rows are drawn as at the start of a training. New items have no
-    counts yet (`keep_counts` counts anew). time_span: of the events that the copy will have learned. It says how old
-    the model is; frequencies and their origin stay, because the weights were learned with them.
+    The rows of known items are the same bytes; new rows are drawn as at the start of a training. The pulse has no
+    counts until `keep_counts` counts anew. time_span: of the events that the copy will have learned. It says how old
+    the model is and which seasons are counted; frequencies and their origin stay: the weights were learned with them.
     """
     assert num_items >= model.num_items, "items are never taken away"
     device = model.items.weight.device
     torch.manual_seed(seed_for(seed, "new items", num_items))
     grown = SequentialRecommender(model.config, num_items, time_span)
-    state, fresh = model.state_dict(), grown.state_dict()
-    for name, value in state.items():
-        if value.shape != fresh[name].shape:  # by item: the table, and the pulse's counts; by period: its seasons
-            whole = fresh[name].clone()
-            whole[tuple(slice(size) for size in value.shape)] = value
-            state[name] = whole
-    grown.load_state_dict(state)
+    fresh = grown.state_dict()
+    state = {name: fresh[name] if name in _COUNTED else value for name, value in model.state_dict().items()}
+    rows = grown.items.weight.detach().clone()
+    rows[: model.num_items + 1] = model.items.weight.detach()
+    grown.load_state_dict({**state, "items.weight": rows})
     return grown.to(device)
 
 
