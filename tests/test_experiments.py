@@ -410,3 +410,30 @@ def test_what_is_there_can_be_reported_without_training(data: Sequences, tmp_pat
     with pytest.raises(ValueError, match=r"nowhere has no finished run of these models, and --no-train trains none"):
         train_many.train_many(data.path, chosen, 2, 1, tmp_path / "nowhere", "cpu", is_training=False)
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_a_killed_comparison_takes_its_trainings_along() -> None:
+    """Left behind, they would hold their runs' locks, and the comparison started again would find them busy."""
+    training = (
+        "import time; from trope.train.process import die_with_parent; "
+        "die_with_parent(); print(1, flush=True); time.sleep(60)"
+    )
+    starts = (
+        "import os, subprocess, sys; from trope.train.process import PARENT; "
+        f"p = subprocess.Popen([sys.executable, '-c', {training!r}], env={{**os.environ, PARENT: str(os.getpid())}}, "
+        "stdout=subprocess.PIPE); p.stdout.readline(); print(p.pid, flush=True); p.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True) as comparison:
+        assert comparison.stdout is not None
+        child = int(comparison.stdout.readline())
+        os.kill(child, 0)  # it runs
+        comparison.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and _state(child) != "Z":
+        assert time.monotonic() < deadline, "the training outlived the comparison"
+        time.sleep(0.05)
+
+
+def _state(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
