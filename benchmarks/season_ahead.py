@@ -1,4 +1,4 @@
-r"""Recommendations for each month after the training data of the calendar shop, by models that are told nothing since.
+r"""Recommendations for each month after the training data of the calendar shop, told nothing since, or with --live.
 
     trope generate --out shop.parquet --users 40000 --years 4 --start 2018-01-01 --no-replenishment --no-weekly \
         --no-daily --no-lifetimes --no-sessions
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 
 from trope.data.sequences import Sequences
@@ -64,12 +65,23 @@ class Truth:
         return np.where(self.is_seasonal_V, shares[place_V], 0.0)
 
 
+def tell(models: dict[str, Recommender], data: Sequences, since: int, until: int) -> None:
+    """What everybody bought between two moments."""
+    new = torch.nonzero((data.times >= since) & (data.times < until)).flatten()
+    for model in models.values():
+        items = model.catalogue.originals(data.items[new].long().numpy())
+        model.observe(pd.DataFrame({"user_id": 0, "item_id": items, "timestamp": data.times[new].numpy()}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("truth", type=Path)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--csv", type=Path)
+    parser.add_argument(
+        "--live", action="store_true", help="tell the models all events before each month, and ask then"
+    )
     options = parser.parse_args()
     data = Sequences.load(options.data)
     truth, start = Truth(data, options.truth), data.protocol.t_now("test")
@@ -77,10 +89,13 @@ def main() -> None:
     models = {run.name: Recommender.from_pretrained(run) for run in options.runs}
     users = torch.arange(0, data.num_users, max(1, data.num_users // USERS))
     users = users[data.count_before(users, start) > 0]
-    histories = Histories.of(data, users, data.count_before(users, start))
-    rows = []
+    rows, told = [], start
     for month in range(MONTHS):
         moment = start + int((month + 0.5) * 365.2425 / MONTHS * DAY)
+        if options.live:
+            tell(models, data, told, moment)
+            told = moment
+        histories = Histories.of(data, users, data.count_before(users, told))
         in_season = truth.in_season(moment)
         found = {"month": say_minute(moment)[:10], "best": float(in_season[truth.best(moment)].mean())}
         for name, model in models.items():

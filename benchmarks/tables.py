@@ -37,6 +37,14 @@ PAGES = (
 )
 HEADLINE_PAGES = {"README.md", "docs/results.md"}
 HEADLINE_MODELS = ("hstu-time", "hstu-trope", "hstu-trope-attention", "hstu-trope-paper")
+# Rows of results/trope-first.jsonl, the first look at `trope`, by the set they belong to.
+TROPE_ROWS = {
+    "globo-news-holdout": "globo-holdout", "globo-news": "globo-loo", "amazon-grocery-5core-2014": "grocery-loo",
+    "amazon-grocery-5core-2014-holdout": "grocery-holdout", "online-retail-ii": "retail-basket",
+    "online-retail-ii-loo": "retail-loo", "online-retail-ii-holdout": "retail-holdout",
+    "complete-journey": "journey-basket", "complete-journey-holdout": "journey-holdout", "ml-1m": "ml-paper",
+    "ml-1m-strict": "ml-strict",
+}  # fmt: skip
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (?P<name>[\w-]+) -->).*?(<!-- end -->)")
 
@@ -123,9 +131,21 @@ def headline() -> str:
         for other in HEADLINE_MODELS[2:]:
             fewer = "" if seeds[other] == SEEDS else f" ({seeds[other]} seeds)"
             cells.append(f"{100 * systems[other][metric]['mean']:.2f}{fewer}" if other in systems else "")
+        recommended = TROPE_ROWS.get(name)
+        first = next((run for run in trained("trope-first") if run["row"] == recommended), None)
+        cells.append("" if first is None else f"{100 * first['test'][metric]:.2f}")
         lines.append([title, f"{found['users']:,}", metric, *cells])
         shown += [run for run in trained(name) if run["name"] in HEADLINE_MODELS]
-    models = ["hstu-time", "hstu-trope", "change", "change, NDCG@10", "attention alone", "as printed"]
+        shown += [] if first is None else [{"name": "trope", "environment": first["environment"]}]
+    models = [
+        "hstu-time",
+        "hstu-trope",
+        "change",
+        "change, NDCG@10",
+        "attention alone",
+        "as printed",
+        "trope, one seed",
+    ]
     return with_commits(markdown(["", "users", "metric", *models], lines), shown)
 
 
@@ -214,7 +234,7 @@ def pace() -> str:
     lines = []
     files = [file for file in sorted((ROOT / "results").glob("*.jsonl")) if not file.stem.endswith("-ablation")]
     for file in files:
-        runs = [run for run in map(json.loads, file.read_text().splitlines()) if "best_epoch" in run]
+        runs = [run for run in map(json.loads, file.read_text().splitlines()) if {"best_epoch", "name"} <= run.keys()]
         for name in dict.fromkeys(run["name"] for run in runs):
             ours = [run for run in runs if run["name"] == name]
             seconds = statistics.mean(map(seconds_per_epoch, ours))

@@ -102,6 +102,14 @@ def test_a_name_with_the_characters_of_a_glob(tmp_path: Path, name: str, suffix:
     assert prepared(logs / f"lo*{suffix}" if name != "lo*" else logs, tmp_path / "all").num_events in (3, 11)
 
 
+@pytest.mark.parametrize("name", ["log.csv.gz", "lo?.csv.gz", "lo?.x.csv.gz"])
+def test_a_compressed_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """DuckDB takes what follows a ? for a query, and missed that the file is compressed."""
+    plain = write_csv(tmp_path / "plain.csv", ROWS)
+    (tmp_path / name).write_bytes(gzip.compress(plain.read_bytes()))
+    assert unnumbered(prepared(tmp_path / name, tmp_path / "out")) == EVENTS
+
+
 def test_a_folder_counts_every_file_once(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     folder.mkdir()
