@@ -311,6 +311,14 @@ def test_a_changed_pulse_file_is_refused(holdout: Sequences, run: Path, tmp_path
         train(holdout, tiny(*REFIT, model="trope"), copy, "cpu", resume=True, progress=False)
 
 
+def test_a_pulse_is_not_fitted_on_what_a_refit_has_seen(holdout: Sequences, run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / PULSE).unlink()
+    with pytest.raises(ValueError, match="has seen the validation events"):
+        train(holdout, tiny(*REFIT, model="trope"), copy, "cpu", resume=True, progress=False)
+
+
 def test_serving_scores_as_evaluation_does(holdout: Sequences, tmp_path: Path) -> None:
     """After a refit training ends where the test begins: the counts that the model kept are those of the test."""
     data = holdout.with_validation()

@@ -254,6 +254,11 @@ class Trainer:
         """Fit the pulse of the model that validation chose, unless that was done, and publish it with the model."""
         run, epoch = self.run_folder, self.state.best_epoch
         if self.group.is_first and read_pulse(run, epoch) is None:
+            if self._may_be_refitted:
+                raise ValueError(
+                    f"{run} has been refitted and has lost {PULSE}: its model has seen the validation events, so the "
+                    "pulse cannot be fitted again; train into another folder"
+                )
             with written_into(run):
                 model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
                 seed = seed_for(self.config.train.seed, "pulse")
