@@ -192,6 +192,22 @@ def test_an_emptied_optimiser_is_not_resumed(data: Sequences, run: Path) -> None
         resume(data, run)
 
 
+def test_an_optimiser_that_has_lost_one_moment_is_not_resumed(data: Sequences, run: Path) -> None:
+    """Without checksums, as older versions saved it: the missing tensor itself must be seen."""
+    path = last_of(run) / "optimizer.safetensors"
+    tensors = load_file(path)
+    del tensors[next(name for name in tensors if name.endswith("/exp_avg_sq"))]
+    save_file(tensors, path)
+
+    def as_before(content: dict[str, Any]) -> None:
+        content["format"] = 1
+        del content["files"]
+
+    edit(last_of(run) / "state.json", as_before)
+    with pytest.raises(ValueError, match=r"has no exp_avg_sq of .*remove .* to resume from"):
+        resume(data, run)
+
+
 def test_changed_learning_rates_are_not_resumed(data: Sequences, run: Path) -> None:
     path = last_of(run) / "state.json"
     content = json.loads(path.read_text())

@@ -202,6 +202,9 @@ def read_state(path: Path) -> tuple[TrainState, dict[str, str]]:
     return TrainState(**content), files
 
 
+_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+
+
 def _optimizer_tensors(model: SequentialRecommender, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's state by parameter name; positions in a list would not survive a change of the model's code."""
     return {
@@ -219,6 +222,12 @@ def _fill_optimizer(
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"cannot read {path}: {error}; {_advice(path.parent)}") from None
     parameters = dict(model.named_parameters())
+    found: dict[str, set[str]] = {}
+    for key in tensors:
+        found.setdefault(key.rpartition("/")[0], set()).add(key.rpartition("/")[2])
+    for name, moments in found.items():
+        if missing := _MOMENTS - moments:
+            raise ValueError(f"{path} has no {', '.join(sorted(missing))} of {name}; {_advice(path.parent)}")
     for key, value in tensors.items():
         name, _, moment = key.rpartition("/")
         parameter = parameters.get(name)
