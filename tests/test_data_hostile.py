@@ -501,13 +501,19 @@ def test_limits_of_another_engine_are_refused(tmp_path: Path, flag: str, threads
 
 
 def test_ctrl_c_in_a_query(tmp_path: Path) -> None:
+    # A shell's background job ignores SIGINT, and its children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def query() -> None:
         with open_engine("duckdb", Source("log", "csv", Columns()), tmp_path, 1, None, None) as engine:
             threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             engine._run("SELECT count(*) FROM range(1000000000000) r(n) WHERE hash(n) = 3")  # type: ignore[attr-defined]
 
-    with pytest.raises(KeyboardInterrupt):
-        query()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            query()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), duckdb.InterruptException("INTERRUPT Error: Interrupted!")])
