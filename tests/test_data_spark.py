@@ -201,6 +201,7 @@ def test_json_in_single_quotes_is_a_bad_row(tmp_path: Path) -> None:
 # A session of its own, since Spark sets its handler of Ctrl-C when one starts.
 _INTERRUPTED = """
 import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 from pathlib import Path
 from trope.data.engines.open import open_engine
 from trope.data.sources.description import Columns, Source
