@@ -152,11 +152,11 @@ def assert_same_steps(config: Config, data: Sequences | None = None) -> None:
         apart = (ours - theirs).abs()
         most = 0.34 if parameter.endswith("qkv.bias") else 0.05
         assert (apart > 1e-4).float().mean() < most and apart.max() <= 0.061, parameter
-    assert fused.loss_sum.item() == pytest.approx(total, rel=1e-5)
+    assert fused.loss_sum.item() == pytest.approx(total, rel=later)
     ours, theirs = (parts.optimizer.state[parts.model.items.weight] for parts in (fused, plain))
     assert float(ours["step"]) == float(theirs["step"]) == 3
     for moment in ("exp_avg", "exp_avg_sq"):
-        assert (ours[moment] - theirs[moment]).norm() <= 1e-3 * theirs[moment].norm()
+        assert (ours[moment] - theirs[moment]).norm() <= max(1e-3, 50 * later) * theirs[moment].norm()
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
