@@ -303,6 +303,8 @@ def test_a_moved_run_finds_its_dataset(updated: Path, tmp_path: Path) -> None:
     updated.rename(tmp_path / "gone")
     try:
         assert Sequences.of_run(moved).meta["checksum"] == found.meta["checksum"]
+        with pytest.raises(FileNotFoundError, match="mistyped"):
+            Sequences.of_run(moved, tmp_path / "mistyped")
     finally:
         (tmp_path / "gone").rename(updated)
 

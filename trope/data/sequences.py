@@ -103,9 +103,10 @@ class Sequences:
         path: where the dataset is now, if it has moved since.
         """
         recorded = read_data(run)
-        path = path or Path(recorded["path"])
-        if not path.is_dir() and (run / OWN_DATA).is_dir():  # the run has moved, and its dataset with it
-            path = run / OWN_DATA
+        if path is None:
+            # An updated run that has moved took its dataset along.
+            here = (Path(recorded["path"]), run / OWN_DATA)
+            path = next((folder for folder in here if folder.is_dir()), here[0])
         if not path.is_dir():
             raise FileNotFoundError(f"the dataset of {run} is not at {path}; say where it is with --data")
         found = cls.load(path)
