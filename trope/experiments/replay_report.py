@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trope.data.printable import printable
-from trope.experiments.replay import METRICS, RETRAIN, STALE, UPDATE
+from trope.experiments.replay import COUNTS, METRICS, RETRAIN, STALE, UPDATE
 from trope.times import say_duration, say_roughly
 
 HEADINGS = ("way", *METRICS, "of retrain", "learned", "steps", "seconds")
@@ -36,12 +36,15 @@ def summarise(records: list[dict[str, Any]], ways: list[str]) -> dict[str, dict[
 def finding(means: dict[str, dict[str, float]], every: int) -> str:
     """What freshness buys and costs, in a sentence."""
     name, tick = METRICS[0], say_duration(every)
-    stale, updated = means[STALE][name], means[UPDATE][name]
-    said = f"An update every {tick} moves {name} from {100 * stale:.2f} % (stale) to {100 * updated:.2f} %"
+    updated = means[UPDATE][name]
+    said = f"{name} is {100 * means[STALE][name]:.2f} % for a stale model"
+    # What live counts reach alone is no merit of the update.
+    said += f", {100 * means[COUNTS][name]:.2f} % with live counts" if COUNTS in means else ""
+    said += f", {100 * updated:.2f} % with an update every {tick}"
     retrained = means.get(RETRAIN)
     if retrained is None or not retrained[name]:
         return said
-    said += f", {100 * updated / retrained[name]:.0f} % of what retraining reaches"
+    said += f": {100 * updated / retrained[name]:.0f} % of what retraining reaches"
     if retrained["times"] and means[UPDATE]["times"]:
         once, anew = (each["steps"] / each["times"] for each in (means[UPDATE], retrained))
         said += f", at {100 * once / anew:.1f} % of the steps of a retraining"
