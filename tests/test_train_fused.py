@@ -105,7 +105,9 @@ def same_shared_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "table_state"), [*((name, "full") for name in PRESETS), ("hstu-trope", "row")])
 @pytest.mark.usefixtures("same_negatives")
 def test_steps_are_the_plain_steps(name: str, table_state: str, clip: float) -> None:
-    settings = ("model.dropout=0", "train.negatives=8", "train.lr=0.01", f"train.table_state={table_state}")
+    # A gradient that is 0 but for rounding moves its parameter by lr; SwiGLU and RMSNorm make much of that.
+    rate = 0.001 if name.startswith("transformer") else 0.01
+    settings = ("model.dropout=0", "train.negatives=8", f"train.lr={rate}", f"train.table_state={table_state}")
     assert_same_steps(TINY.config(name, *settings, f"train.clip={clip}"))
 
 
@@ -138,25 +140,23 @@ def assert_same_steps(config: Config, data: Sequences | None = None) -> None:
     plain, fused = Parts(config, data), Parts(config, data)
     step = fused.fused()
     total = 0.0
-    # A gradient that is 0 but for rounding moves its parameter by lr; SwiGLU and RMSNorm make more of it later.
-    later = 2e-4 if config.model.block == "transformer" else 1e-5
     for number in range(3):  # the last batch of the epoch is not full
         loss, norm = plain.plain_step(number)
         total += float(loss)
         got = step(0, number, number)
-        torch.testing.assert_close(got.loss, loss, rtol=later if number else 1e-5, atol=1e-6)
-        torch.testing.assert_close(got.norm, norm, rtol=max(1e-4, 5 * later) if number else 1e-4, atol=1e-6)
+        torch.testing.assert_close(got.loss, loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(got.norm, norm, rtol=1e-4, atol=1e-6)
     # Adam divides by the gradient's size: where that is 0 but for rounding, the parameter moves by lr, either way. So
     # does a third of qkv.bias: adding the same to all keys changes no softmax.
     for (parameter, ours), theirs in zip(fused.model.named_parameters(), plain.model.parameters(), strict=True):
         apart = (ours - theirs).abs()
         most = 0.34 if parameter.endswith("qkv.bias") else 0.05
         assert (apart > 1e-4).float().mean() < most and apart.max() <= 0.061, parameter
-    assert fused.loss_sum.item() == pytest.approx(total, rel=later)
+    assert fused.loss_sum.item() == pytest.approx(total, rel=1e-5)
     ours, theirs = (parts.optimizer.state[parts.model.items.weight] for parts in (fused, plain))
     assert float(ours["step"]) == float(theirs["step"]) == 3
     for moment in ("exp_avg", "exp_avg_sq"):
-        assert (ours[moment] - theirs[moment]).norm() <= max(1e-3, 50 * later) * theirs[moment].norm()
+        assert (ours[moment] - theirs[moment]).norm() <= 1e-3 * theirs[moment].norm()
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])

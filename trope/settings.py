@@ -178,7 +178,7 @@ def _kind(group_name: str, name: str) -> Any:
         return kinds[name]
     path = f"{group_name}.{name}"
     if path in _NETWORK_BEFORE or path in _TRAINING_BEFORE:
-        raise ValueError(f"{path} was removed after {_LAST_WITH_THEM}; docs/tried.md says what was found with it")
+        raise ValueError(f"{path} was removed after {_LAST_WITH_THEM}; leave it out (docs/tried.md, CHANGELOG.md)")
     raise ValueError(f"{group_name} has no field {name!r}; it has {', '.join(kinds)}")
 
 

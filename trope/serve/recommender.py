@@ -22,6 +22,7 @@ from trope.data.catalogue import Catalogue
 from trope.data.sequences import Sequences
 from trope.data.windows import FILTERS, History, flatten_ranges, last_events, seen_counts
 from trope.environment import choose_device
+from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.live import live_scores, users_at_a_time
 from trope.evaluate.ranking import Cells, TopK, check_finite, top_k, top_k_of
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
@@ -123,8 +124,7 @@ class Recommender:
         with torch.inference_mode():
             self._vectors_VE = self.model.item_vectors()
         check_finite(self._vectors_VE, "item vectors")
-        pulse = self.model.pulse
-        self._pulse = pulse if pulse is not None and pulse.is_fitted else None
+        self._pulse = fitted_pulse(self.model)
         self._live = None if self._pulse is None else self._pulse.kept()
 
     @classmethod

@@ -36,7 +36,7 @@ from trope.runs import PULSE, read_json
 
 MOMENTS = 4
 MOST_ITEMS = 16_384
-# Users times items of the softmax. On two cores a fit of this size takes about twenty seconds.
+# Users times items of the softmax: bounds the memory and the time of a fit.
 MOST_CELLS = {"cpu": 1 << 23, "cuda": 1 << 26}
 LEAST_USERS, MOST_USERS = 512, 4_096
 EXPONENTS = (0.0, 0.2, 0.4)
