@@ -49,18 +49,21 @@ def describe() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The checkout's commit, "+" behind it if files differ from it; TROPE_COMMIT where the checkout has no history."""
+    """TROPE_COMMIT where it is set, for a copy whose history is missing or old; else the checkout's commit, with "+"
+    behind it if files differ from it."""
+    if os.environ.get("TROPE_COMMIT"):
+        return _stated_commit()
     here = Path(__file__).parent
     try:
         head = _git(here, "rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
-        return _stated_commit()
+        return "unknown"
 
 
 def _stated_commit() -> str:
-    stated = os.environ.get("TROPE_COMMIT") or "unknown"
-    if stated != "unknown" and not re.fullmatch(r"[0-9a-f]{7,40}\+?", stated):
+    stated = os.environ["TROPE_COMMIT"]
+    if not re.fullmatch(r"[0-9a-f]{7,40}\+?", stated):
         raise ValueError(f"TROPE_COMMIT must be a commit, 7 to 40 hexadecimal digits, got {stated!r}; or unset it")
     return stated
 

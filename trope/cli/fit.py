@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from trope.cli.train import exit_codes
+
 
 def fit(
     data: Annotated[
@@ -29,10 +31,8 @@ def fit(
     Nothing is left to test it on; expect what the run measured. Ctrl-C and SIGTERM save the run, as in training.
     """
     from trope.data.sequences import Sequences
-    from trope.train.divergence import Diverged
     from trope.train.fit import fit as run_fit
     from trope.train.fit import match_items, read_recipe
-    from trope.train.loop import Interrupted
 
     recipe, store = read_recipe(like), Sequences.load(data)
     found = match_items(like, store)
@@ -44,14 +44,8 @@ def fit(
         )
         if found.new or found.gone:
             typer.echo(f"items: {found.known:,} of {like}, {found.new:,} new, {found.gone:,} gone")
-    try:
+    with exit_codes():
         run_fit(store, like, out, device, resume, progress, checkpoint_seconds)
-    except Interrupted as interrupted:
-        typer.secho(f"trope: {interrupted}", err=True)
-        raise typer.Exit(128 + interrupted.signum) from None
-    except Diverged as diverged:
-        typer.secho(f"trope: {diverged}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(1) from None
     if is_first:
         name = recipe.config.train.criterion
         typer.echo(

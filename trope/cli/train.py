@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,8 +55,7 @@ def train(
     """
     from trope.data.sequences import Sequences
     from trope.settings import without_effect
-    from trope.train.divergence import Diverged
-    from trope.train.loop import Interrupted, say_result
+    from trope.train.loop import say_result
     from trope.train.loop import train as run_training
     from trope.train.process import die_with_parent
 
@@ -63,10 +64,20 @@ def train(
     resolved = resolve_config(model, config, settings or [], out if resume else None, store, device)
     for note in without_effect(resolved, settings or []):
         typer.secho(f"trope: {note}", err=True)
-    try:
+    with exit_codes():
         summary = run_training(store, resolved, out, device, resume, progress, checkpoint_seconds)
         if not progress and os.environ.get("RANK", "0") == "0":  # with a bar, training has said so
             typer.echo(say_result(summary, resolved.train.criterion))
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """A training that a signal stopped, or that diverged, ends the command with a line and a code of its own."""
+    from trope.train.divergence import Diverged
+    from trope.train.loop import Interrupted
+
+    try:
+        yield
     except Interrupted as interrupted:
         typer.secho(f"trope: {interrupted}", err=True)
         raise typer.Exit(128 + interrupted.signum) from None
