@@ -184,7 +184,6 @@ class Recommender:
         """
         if self._live is None:
             return 0
-        counts, seasons = self._live
         table = read_events(events, self.catalogue.is_text)
         dense = self.catalogue.dense(table.items)
         known = dense > 0
@@ -192,9 +191,7 @@ class Recommender:
         if not len(items):
             return 0
         check_time_values(times)
-        assert counts.moment is not None
-        counts.move(max(counts.moment, int(times.max()) + 1), items, times)
-        seasons.add(items, times)
+        self._live.add(items, times)
         return len(items)
 
     def rank(
@@ -269,12 +266,12 @@ class Recommender:
         if self._pulse is None or self._live is None:
             return top_k(out_BE, self._vectors_VE, k, left_out)
         items, times, offsets = (x.to(self.device) for x in whole)
-        num_items, (counts, seasons) = self.model.num_items, self._live
+        num_items, live = self.model.num_items, self._live
         own = own_items(items, times, offsets, t_now_B, self._pulse.half_lives, num_items)
         scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B)
 
         def shares_at(moments: Tensor) -> Iterator[Tensor]:
-            return (torch.cat((counts.log_shares(t), seasons.log_shares(t))) for t in moments.tolist())
+            return (live.log_shares(t) for t in moments.tolist())
 
         scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, shares_at)
         return top_k_of(scores, len(t_now_B), num_items, self.device, k, left_out)
