@@ -50,7 +50,7 @@ POINTERS = (
 
 
 @triton.jit
-def sum_coefficients_kernel(p_rows, p_slopes_q, p_slopes_k, p_sum, R, P, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr):
+def _sum_coefficients_kernel(p_rows, p_slopes_q, p_slopes_k, p_sum, R, P, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr):
     """Grid (blocks of planes, 2): the gradient of the coefficients, float32 [side, P].
 
     p_rows [side, R, P] are summed in a fixed order, then multiplied by the slope.
@@ -182,6 +182,33 @@ def gradient_arguments(name: str, g_THD: Tensor | None, like: Tensor) -> dict[st
     }
 
 
+def summed(partial: Tensor, freqs: Tensor, slopes_q: Tensor | None = None, slopes_k: Tensor | None = None) -> Tensor:
+    """The second stage of a frequency gradient, in a fixed order: partial rows [2, R, C, P] summed over R.
+
+    Returns the gradients of both frequencies, [2, C, P] in their dtype; with slopes those of both coefficients, [2, P].
+    """
+    _, R, C, P = partial.shape
+    if slopes_q is None:
+        dfreqs = torch.empty((2, C, P), dtype=freqs.dtype, device=partial.device)
+        sum_rows_kernel[(triton.cdiv(C * P, SUM_TILE["BLOCK_N"]), 2)](
+            p_rows=partial, p_sum=dfreqs, R=R, N=C * P, **SUM_TILE
+        )
+        return dfreqs
+    ddeltas = torch.empty((2, P), dtype=torch.float32, device=partial.device)
+    _sum_coefficients_kernel[(triton.cdiv(P, 4), 2)](
+        p_rows=partial,
+        p_slopes_q=slopes_q,
+        p_slopes_k=slopes_k,
+        p_sum=ddeltas,
+        R=R,
+        P=P,
+        BLOCK_R=1024,  # all partial rows at once
+        BLOCK_P=4,
+        num_warps=8,
+    )
+    return ddeltas
+
+
 def _with_first_part(g_u: Tensor | None, pre_TF: Tensor, buffer: GradientBuffer | None) -> Tensor:
     """The projection's gradient with u's columns written: where the gate has put them, or in a tensor of its own."""
     dpre = None if buffer is None else buffer.take(g_u)
@@ -252,27 +279,8 @@ class _SiluRotate(torch.autograd.Function):
         nothing: list[Tensor | None] = [None] * 13
         if not freq_grad:
             return dpre, *nothing
-        # The second stage of the reduction, in a fixed order.
-        if shape["LINEAR"]:
-            ddeltas = torch.empty((2, P), dtype=torch.float32, device=pre_TF.device)
-            sum_coefficients_kernel[(triton.cdiv(P, 4), 2)](
-                p_rows=partial,
-                p_slopes_q=slopes_q,
-                p_slopes_k=slopes_k,
-                p_sum=ddeltas,
-                R=blocks,
-                P=P,
-                BLOCK_R=1024,  # all partial rows at once
-                BLOCK_P=4,
-                num_warps=8,
-            )
-            nothing[7:9] = ddeltas.unbind()
-            return dpre, *nothing
-        dfreqs = torch.empty((2, C, P), dtype=freqs_q.dtype, device=pre_TF.device)
-        sum_rows_kernel[(triton.cdiv(C * P, SUM_TILE["BLOCK_N"]), 2)](
-            p_rows=partial, p_sum=dfreqs, R=blocks, N=C * P, **SUM_TILE
-        )
-        nothing[3:5] = dfreqs.unbind()
+        where = slice(7, 9) if shape["LINEAR"] else slice(3, 5)
+        nothing[where] = summed(partial, freqs_q, *((slopes_q, slopes_k) if shape["LINEAR"] else ())).unbind()
         return dpre, *nothing
 
 
