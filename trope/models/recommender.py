@@ -128,7 +128,7 @@ class SequentialRecommender(nn.Module):
         for block in self.blocks:
             stream = block(stream, context)
         if self.norm is not None:  # it mixes all dims: what the stream began with cannot be told from what was added
-            out_TE = self.norm(stream.sum())
+            out_TE = self.norm(stream)
             return out_TE if self.readout is None else self.readout(out_TE, query_times_T)
         if self.readout is None:
             return stream.sum()
