@@ -129,7 +129,7 @@ class SequentialRecommender(nn.Module):
             stream = block(stream, context)
         if self.norm is not None:  # it mixes all dims: what the stream began with cannot be told from what was added
             out_TE = self.norm(stream)
-            return out_TE if self.readout is None else self.readout(out_TE, query_times_T)
+            return out_TE if self.readout is None else self.readout.of_sum(out_TE, None, None, query_times_T)
         if self.readout is None:
             return stream.sum()
         if stream.delta_TE is None:
