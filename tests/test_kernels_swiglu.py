@@ -35,7 +35,7 @@ def test_values_and_gradients(shape: tuple[int, int], dtype: torch.dtype, device
 
 
 def test_the_reference_is_silu_of_the_first_half_times_the_second() -> None:
-    pre, g = draw((5, 8), torch.float64)
+    pre, _ = draw((5, 8), torch.float64)
     gate, value = pre[:, :8], pre[:, 8:]
     torch.testing.assert_close(swiglu(pre, backend="torch"), gate / (1 + (-gate).exp()) * value)
     torch.autograd.gradcheck(lambda x: swiglu(x, backend="torch"), pre.clamp(-9, 9).requires_grad_())

@@ -117,7 +117,7 @@ def test_a_full_count_of_tokens_outside_of_sequences_is_not_taken_for_full_rows(
 def test_the_norm_behind_a_branch_drops_it(
     backend: str, device: str, kernels: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each branch has a mask of its own, from the seed and the branch's place; the last is dropped by the final norm."""
+    """Each branch has a mask of its own, from the seed and the branch's place; the final norm drops the last."""
     config = config_of("transformer", "model.dropout=0.5")
     model = make(config, device).train()
     for block in model.blocks:

@@ -77,9 +77,7 @@ class ModernBlock(Block):
 def sum_and_norm(stream: Stream, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The sum of a residual stream in its own dtype, and its RMS norm in `out_dtype`; both [T, E]."""
     rate, seed, place = stream.drop or (0.0, None, 0)
-    return norm(
-        stream.x_TE, stream.delta_TE, out_dtype=out_dtype, rms=True, dropout=rate, seed=seed, stream=place
-    )  # fmt: skip
+    return norm(stream.x_TE, stream.delta_TE, out_dtype=out_dtype, rms=True, dropout=rate, seed=seed, stream=place)
 
 
 class FinalRMSNorm(nn.Module):
@@ -102,7 +100,7 @@ class Projection(nn.Module):
 
 
 class SoftmaxAttention(nn.Module):
-    """Causal softmax attention by torch's fused kernels. It pads jagged tokens only where sequences differ in length."""
+    """Causal softmax attention by torch's fused kernels. Jagged tokens are padded only where rows are not full."""
 
     def __init__(self, config: ModelConfig, rotary: Rotation | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From a Transformer's projection to q, k and v: the rotation of q and k and the padding in one pass. Decides what runs.
+"""From a Transformer's projection to q, k and v: rotation of q and k and padding in one pass. Decides what runs.
 
 Softmax attention needs nothing else between the projection and torch's kernel. Where sequences fill their rows and
 nothing turns, q, k and v are views and the forward moves no memory.

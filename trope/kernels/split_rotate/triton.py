@@ -34,11 +34,7 @@ from trope.kernels.silu_rotate.triton import POINTERS, ROWS, gradient_arguments,
 @triton.jit
 def _rows_of(p_slots, o_t, m_t, PADDED: tl.constexpr):
     """The row of each token, int64."""
-    if PADDED:
-        o_r = tl.load(p_slots + o_t, mask=m_t, other=0)
-    else:
-        o_r = o_t.to(tl.int64)
-    return o_r
+    return tl.load(p_slots + o_t, mask=m_t, other=0) if PADDED else o_t.to(tl.int64)
 
 
 @triton.jit
@@ -230,7 +226,7 @@ class _SplitRotate(torch.autograd.Function):
         views = pre_TF.view(T, 3, heads, D)
         if freqs_q is None and slots_T is None:
             return views[:, 0], views[:, 1], views[:, 2]
-        # Rows without a token are zero: attention gives them no weight, but a NaN there would pass through its backward.
+        # Rows without a token are zero: no token looks at them, but a NaN would pass through attention's backward.
         make, parts = (torch.empty, 2) if slots_T is None else (torch.zeros, 3)
         out = make((T if rows is None else rows, parts, heads, D), dtype=pre_TF.dtype, device=pre_TF.device)
         tile = tile_of(P, D - 2 * P, heads, warps=2)
