@@ -113,6 +113,17 @@ def test_a_full_count_of_tokens_outside_of_sequences_is_not_taken_for_full_rows(
     assert Context(bounds, times, times, index, like=torch.zeros(1)).slots() is not None
 
 
+def test_padding_and_back_gives_every_token_its_own_gradient() -> None:
+    context, x_TE = context_of([3, 0, L]), torch.randn(3 + L, 4, requires_grad=True)
+    again = context.flat(context.padded(x_TE))
+    assert torch.equal(again, x_TE)
+    up = torch.randn_like(x_TE)
+    assert torch.equal(torch.autograd.grad(again, x_TE, up)[0], up)
+    padded = context.padded(x_TE).detach().requires_grad_()
+    want = torch.autograd.grad(padded.flatten(0, 1)[context.slots()], padded, up)[0]
+    assert torch.equal(torch.autograd.grad(context.flat(padded), padded, up)[0], want)
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_the_norm_behind_a_branch_drops_it(
     backend: str, device: str, kernels: Callable[[], None], monkeypatch: pytest.MonkeyPatch

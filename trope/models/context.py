@@ -6,11 +6,12 @@ Shape letters: B sequences, L positions, T tokens, E width, C coordinates.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trope.kernels.attention import Gaps, time_gaps
 from trope.kernels.backend import resolve_backend
@@ -129,7 +130,9 @@ class Context:
     def flat(self, x_BL: Tensor) -> Tensor:
         """The tokens [T, ..] of a batch [B, L, ..]."""
         x_T, slots_T = x_BL.flatten(0, 1), self.slots()
-        return x_T if slots_T is None else x_T.index_select(0, slots_T)
+        if slots_T is None:
+            return x_T
+        return _Select.apply(x_T, slots_T) if x_T.requires_grad else x_T.index_select(0, slots_T)
 
     @property
     def padded_shape(self) -> tuple[int, int]:
@@ -146,6 +149,22 @@ class Context:
             token_T = torch.arange(len(self.times_T), device=self.times_T.device)
             self._slots_T = self.bounds.row_of(token_T) * self.bounds.max_len + self.index_T
         return self._slots_T
+
+
+class _Select(torch.autograd.Function):
+    """`index_select` of different rows: the gradient is a copy, where torch's adds up with atomics."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows_T: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_T)
+        ctx.rows = len(x)
+        return x.index_select(0, rows_T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (g,), (rows_T,) = gradients, ctx.saved_tensors
+        return g.new_zeros((ctx.rows, *g.shape[1:])).index_copy_(0, rows_T, g), None
 
 
 def relative_intervals(times_BL: Tensor, most: int) -> Tensor:
