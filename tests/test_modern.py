@@ -158,3 +158,19 @@ def test_it_drops_without_a_kernel_and_not_when_evaluated() -> None:
     assert not torch.equal(model.encode_jagged(*given), model.encode_jagged(*given))
     model.eval()
     assert torch.equal(model.encode_jagged(*given), model.encode_jagged(*given))
+
+
+def test_it_exports() -> None:
+    model = make(config_of("transformer-trope"), "cpu").eval()
+    items, times, _, now = tokens([L] * B, "cpu")
+    given = items.view(B, L), times.view(B, L), torch.tensor([L, 1, 3]), now
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *given: Tensor) -> Tensor:
+            return self.model.encode_last(*given)
+
+    torch.testing.assert_close(torch.export.export(Encoder(), given).module()(*given), model.encode_last(*given))
