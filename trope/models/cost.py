@@ -134,8 +134,7 @@ def _transformer(config: Config, B: int, L: int) -> list[Part]:
     model = config.model
     N, E, T, inner = model.blocks, model.width, B * L, inner_width(model.width)
     return [
-        Part("norms and residuals", parameters=(2 * N + 1) * E,
-             other=(2 * N + 1) * (RMS_NORM + 1) * T * E + 2 * N * T * E),
+        Part("norms and residuals", other=(2 * N + 1) * RMS_NORM * T * E + 2 * N * T * E),
         Part("projections", parameters=N * 4 * E * E, products=N * 2 * T * 4 * E * E),
         *_rotary(config, T),
         *_attention(N, model.heads, model.head_dim, B * L * L),

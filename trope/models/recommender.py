@@ -128,8 +128,10 @@ class SequentialRecommender(nn.Module):
         for block in self.blocks:
             stream = block(stream, context)
         if self.norm is not None:  # it mixes all dims: what the stream began with cannot be told from what was added
-            out_TE = self.norm(stream.sum())
-            return out_TE if self.readout is None else self.readout(out_TE, self._readout_times(query_times_T))
+            out_TE = self.norm(stream)
+            if self.readout is None:
+                return out_TE
+            return self.readout.of_sum(out_TE, None, None, self._readout_times(query_times_T))
         if self.readout is None:
             return stream.sum()
         moments_T = self._readout_times(query_times_T)

@@ -36,12 +36,19 @@ class TransformerBlock(Block):
 
     @classmethod
     def final_norm(cls, config: Config) -> nn.Module:
-        return nn.LayerNorm(config.model.width)
+        return FinalNorm(config.model.width)
 
     def forward(self, stream: Stream, context: Context) -> Stream:
         x_TE = stream.sum()
         x_TE = x_TE + self.dropout(self.attention(self.norm1(x_TE), context))
         return Stream(x_TE + self.feed_forward(self.norm2(x_TE)))
+
+
+class FinalNorm(nn.LayerNorm):
+    """The layer norm of a residual stream's sum."""
+
+    def forward(self, stream: Stream) -> Tensor:  # type: ignore[override]
+        return super().forward(stream.sum())
 
 
 class SASRecBlock(TransformerBlock):

@@ -150,6 +150,7 @@ class Recommender:
         *,
         unknown_items: str = "refuse",
         allow_past: bool = False,
+        within: int = 0,
     ) -> Any:
         """The `k` best items of each user at `t_now`: a DataFrame of the events' kind (user_id, item_id, score, rank).
 
@@ -162,6 +163,8 @@ class Recommender:
             filter_seen: leave out `none`, the items of the `window` looked at, or of the whole `history`.
             unknown_items: `refuse` events with items the model does not know, or `drop` them.
             allow_past: accept a `t_now` before a user's last event.
+            within: seconds from `t_now` that the answer is for; 0 asks for what is chosen then. Tells a difference only
+                with a pulse that a holdout's window has fitted.
         """
         check_choice("unknown_items", unknown_items, ("refuse", "drop"))
         table = read_events(events, self.catalogue.is_text)
@@ -172,7 +175,7 @@ class Recommender:
         _check_values(histories, moments)
         if not allow_past:
             _refuse_past(table.users, histories, moments)
-        ranking = self._rank(histories, moments, k, filter_seen)
+        ranking = self._rank(histories, moments, k, filter_seen, within)
         items = self.catalogue.originals(ranking.items)
         return write_recommendations(table, ranking.rows, items, ranking.scores, ranking.ranks)
 
@@ -195,11 +198,17 @@ class Recommender:
         return len(items)
 
     def rank(
-        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int = 10, filter_seen: str = "none"
+        self,
+        histories: Histories,
+        t_now: npt.NDArray[np.int64],
+        k: int = 10,
+        filter_seen: str = "none",
+        within: int = 0,
     ) -> Ranking:
         """The `k` best items of each history, as arrays with dense ids.
 
-        t_now: [B] Unix seconds, one for each history; it may lie before the history's last event.
+        t_now: [B] Unix seconds, one for each history; it may lie before the history's last event. within: as for
+            `recommend`.
         """
         if np.shape(t_now) != (len(histories.offsets) - 1,):
             raise ValueError(
@@ -207,16 +216,20 @@ class Recommender:
                 f"{np.shape(t_now)}; repeat a moment that is the same for all"
             )
         _check_values(histories, t_now)
-        return self._rank(histories, t_now, k, filter_seen)
+        return self._rank(histories, t_now, k, filter_seen, within)
 
-    def _rank(self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str) -> Ranking:
+    def _rank(
+        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str, within: int
+    ) -> Ranking:
         _refuse_fork(self.device)
         check_choice("filter_seen", filter_seen, FILTERS)
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k must be a whole number from 1, got {k!r}")
+        if isinstance(within, bool) or not isinstance(within, int) or within < 0:
+            raise ValueError(f"within must be a whole number of seconds from 0, got {within!r}")
         if len(t_now) == 0 or np.diff(histories.offsets).min() < 1:
             raise ValueError("there must be a history, and an event in each; leave users without events out")
-        parts = list(self._rank_batches(histories, t_now, min(k, len(self.catalogue)), filter_seen))
+        parts = list(self._rank_batches(histories, t_now, min(k, len(self.catalogue)), filter_seen, within))
         return Ranking(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def _histories(self, events: Events, drop: bool) -> Histories:
@@ -236,7 +249,7 @@ class Recommender:
 
     @torch.inference_mode()
     def _rank_batches(
-        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str
+        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str, within: int
     ) -> Iterator[Ranking]:
         items, times, offsets = (torch.from_numpy(x) for x in histories)
         most = users_at_a_time(self.model.num_items, USERS_AT_A_TIME) if self._pulse else USERS_AT_A_TIME
@@ -248,13 +261,19 @@ class Recommender:
             left_out = Cells(seen.rows_T.to(self.device), items[seen.places_T].long().to(self.device))
             all_events = flatten_ranges(begins, ends)
             whole = items[all_events.places_T], times[all_events.places_T], all_events.offsets_B
-            found = self._best(history, whole, torch.from_numpy(t_now[rows.numpy()]), k, left_out)
+            found = self._best(history, whole, torch.from_numpy(t_now[rows.numpy()]), k, left_out, within)
             chosen, scores = found.items_BK.cpu().numpy(), found.scores_BK.cpu().numpy()
             kept, places = np.nonzero(chosen)
             yield Ranking(rows.numpy()[kept], chosen[kept, places], scores[kept, places], places + 1)
 
     def _best(
-        self, history: History, whole: tuple[Tensor, Tensor, Tensor], t_now_B: Tensor, k: int, left_out: Cells
+        self,
+        history: History,
+        whole: tuple[Tensor, Tensor, Tensor],
+        t_now_B: Tensor,
+        k: int,
+        left_out: Cells,
+        within: int,
     ) -> TopK:
         """The best items of one batch of histories, which are moved to the model's device.
 
@@ -268,12 +287,13 @@ class Recommender:
         items, times, offsets = (x.to(self.device) for x in whole)
         num_items, live = self.model.num_items, self._live
         own = own_items(items, times, offsets, t_now_B, self._pulse.half_lives, num_items)
-        scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B)
+        horizon = self._pulse.horizon(within)
+        scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B, horizon)
 
         def shares_at(moments: Tensor) -> Iterator[Tensor]:
             return (live.log_shares(t) for t in moments.tolist())
 
-        scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, shares_at)
+        scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, shares_at, horizon)
         return top_k_of(scores, len(t_now_B), num_items, self.device, k, left_out)
 
 
