@@ -40,7 +40,7 @@ MOMENTS = 4
 MOST_ITEMS = 16_384
 # Users times items of the softmax: bounds the memory and the time of a fit.
 MOST_CELLS = {"cpu": 1 << 22, "cuda": 1 << 26}
-LEAST_USERS, MOST_USERS = 700, 4_096
+LEAST_USERS, MOST_USERS = 700, 7_168
 EXPONENTS = (0.0, 0.2, 0.4)
 RIDGE = 1e-3  # on the weights; those of the cosines count in units of the training's temperature
 _BATCH = 128

@@ -45,7 +45,7 @@ class LiveCounts:
     def _expected(self, moment: int) -> Tensor | None:
         """Decayed counts of the events to be expected between the last one told and `moment`, [K, V + 1]."""
         begin = self.counts.moment
-        if self._year is None or begin is None or moment <= begin:
+        if self._year is None or begin is None or not self.since < begin < moment:
             return None
         covered_N, bins_N = stretches(self.since, begin)
         covered_G = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins_N, covered_N.diff()).clamp(min=1.0)
