@@ -184,7 +184,8 @@ def test_scores_are_those_of_the_formula(tmp_path: Path, protocol: str) -> None:
             expected = standing * float(out[row, turning:] @ items[item, turning:])
             expected += turns * float(out[row, :turning] @ items[item, :turning])
             for k, shares in enumerate(log_shares):
-                expected += float(everybody[0, k] + horizon * everybody[1, k]) * shares[item - 1]
+                weight = everybody[0, k] + age * everybody[1, k] + horizon * everybody[2, k]
+                expected += float(weight) * shares[item - 1]
             mine = own_times[own_items_ == item]
             if len(mine):
                 recent = [2.0 ** (-(moment - int(mine.max())) / half_life) for half_life in HALF_LIVES]

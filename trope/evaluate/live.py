@@ -100,7 +100,8 @@ def live_scores(
     """
     dots = dot_scores(scaled_BE, items_VE)
     moments_M, moment_B = torch.unique(t_now_B, return_inverse=True)
-    everybody_MV = torch.stack([pulse.of_everybody(shares_KV, horizon) for shares_KV in shares_at(moments_M)])
+    each_moment = zip(shares_at(moments_M), moments_M, strict=True)
+    everybody_MV = torch.stack([pulse.of_everybody(shares_KV, moment, horizon) for shares_KV, moment in each_moment])
     cells, own_C = Cells(own.rows_C, own.items_C), pulse.of_own(own)
 
     def scores(first: int, last: int) -> Tensor:

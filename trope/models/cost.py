@@ -194,7 +194,7 @@ def _pulse(config: Config, items: int, B: int, L: int) -> list[Part]:
     K, P, columns = len(HALF_LIVES), len(PERIODS), items + 1
     features = FEATURES + K
     # A scale of four features for two kinds of planes, and a weight for each feature of the user's own items.
-    network, everybody = 4 * 2, 2 * (K + P)
+    network, everybody = 4 * 2, 3 * (K + P)
     weights = Part(
         "pulse: weights", "request", held=network + everybody + features + 1,  # and the unit of age
         products=2 * B * network + 2 * B * L * features, other=B * config.model.width + B * L,

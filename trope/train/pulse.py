@@ -1,6 +1,6 @@
 """Fits the pulse on what the network has not seen: the validation events (`trope.models.pulse`).
 
-Some fifty weights, a softmax over the catalogue, seconds of L-BFGS. Under `holdout` everybody is asked at four moments
+Some sixty weights, a softmax over the catalogue, seconds of L-BFGS. Under `holdout` everybody is asked at four moments
 of the validation window, for what comes in the next quarter of it and for all that is left of it: the weights see the
 counts of more than one day, a model that grows old, and near and far horizons. Under the other protocols each user is
 asked once, at the moment of the validation event.
@@ -57,6 +57,7 @@ class Asked(NamedTuple):
     about_B4: Tensor  # what the scale depends on
     shares_MKS: Tensor
     moment_B: Tensor
+    age_M: Tensor
     horizon: float
     own_rows_C: Tensor
     own_places_C: Tensor
@@ -179,6 +180,7 @@ def _features(scorer: LiveScorer, batch: EvalBatch, candidates_S: Tensor, config
         scale_features(lengths_B, pulse.age(batch.t_now), scorer.horizon),
         shares_MKS,
         moment_B,
+        pulse.age(moments_M),
         scorer.horizon,
         own.rows_C[own_in],
         place_V[own.items_C][own_in],
@@ -190,7 +192,7 @@ def _features(scorer: LiveScorer, batch: EvalBatch, candidates_S: Tensor, config
     )
 
 
-_NETWORK, _EVERYBODY = 8, 2 * (len(HALF_LIVES) + len(PERIODS))
+_NETWORK, _EVERYBODY = 8, 3 * (len(HALF_LIVES) + len(PERIODS))
 
 
 def _start(pulse: Pulse) -> Tensor:
@@ -201,11 +203,11 @@ def _start(pulse: Pulse) -> Tensor:
 
 def _mask(pulse: Pulse, active: list[int], has_ages: bool) -> Tensor:
     """Which weights there are anything to learn about."""
-    network, everybody = torch.ones(4, 2), torch.zeros(2, len(HALF_LIVES) + len(PERIODS))
+    network, everybody = torch.ones(4, 2), torch.zeros(3, len(HALF_LIVES) + len(PERIODS))
     network[:, 1] = float(pulse.turning > 0)
     everybody[:, active] = 1.0
     if not has_ages:
-        network[2:], everybody[1] = 0.0, 0.0
+        network[2:], everybody[1:] = 0.0, 0.0
     own = torch.cat((torch.ones(FEATURES), everybody[0, : len(HALF_LIVES)]))
     return torch.cat((network.flatten(), everybody.flatten(), own)).to(pulse.half_lives.device)
 
@@ -213,7 +215,7 @@ def _mask(pulse: Pulse, active: list[int], has_ages: bool) -> Tensor:
 def _fill(pulse: Pulse, weights_W: Tensor, temperature: float) -> None:
     network, everybody, own = weights_W.split([_NETWORK, _EVERYBODY, len(weights_W) - _NETWORK - _EVERYBODY])
     pulse.get_buffer("network").copy_(network.view(4, 2) / temperature)
-    pulse.get_buffer("everybody").copy_(everybody.view(2, -1))
+    pulse.get_buffer("everybody").copy_(everybody.view(3, -1))
     pulse.get_buffer("own").copy_(own)
 
 
@@ -279,11 +281,11 @@ def _users(asked: list[Asked]) -> int:
 def _scores(part: Asked, weights_W: Tensor) -> Tensor:
     """Of all candidates, [B, S]; -inf for those left out."""
     network, everybody, own_F = weights_W.split([_NETWORK, _EVERYBODY, len(weights_W) - _NETWORK - _EVERYBODY])
-    plain_K, with_horizon_K = everybody.view(2, -1)
+    plain_K, with_age_K, with_horizon_K = everybody.view(3, -1)
     standing_B1, turning_B1 = part_scales(part.about_B4, network.view(4, 2))[:, :, None].unbind(1)
     scores_BS = part.standing_BS * standing_B1 + part.turning_BS * turning_B1
-    weights_K = plain_K + part.horizon * with_horizon_K
-    scores_BS = scores_BS + torch.einsum("k,mks->ms", weights_K, part.shares_MKS)[part.moment_B]
+    weights_MK = plain_K + part.age_M[:, None] * with_age_K + part.horizon * with_horizon_K
+    scores_BS = scores_BS + torch.einsum("mk,mks->ms", weights_MK, part.shares_MKS)[part.moment_B]
     scores_BS = scores_BS.index_put((part.own_rows_C, part.own_places_C), part.own_CF @ own_F, accumulate=True)
     gone = torch.full_like(part.left_out.rows, -torch.inf, dtype=scores_BS.dtype)
     return scores_BS.index_put((part.left_out.rows, part.left_out.items), gone)

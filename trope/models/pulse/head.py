@@ -4,9 +4,9 @@
 
 The scale of the output may differ between its turning and its standing planes, with the length of the history, with
 the model's age and with the horizon: whether the question is what is chosen now, or within a window from now. The
-weights of the shares may differ with the horizon, not with the age: counts do not age. Some fifty numbers, fitted on
-events that the network has not seen (`trope.train.pulse`): networks are overconfident about days they have not seen,
-and a plane that only remembers days falls silent here. Until they are fitted the score is the cosine.
+weights of the shares may differ with age and horizon. Some sixty numbers, fitted on events that the network has not
+seen (`trope.train.pulse`): networks are overconfident about days they have not seen, and a plane that only remembers
+days falls silent here. Until they are fitted the score is the cosine.
 
 Shapes: B users, V items, K half-lives, P periods, C rows of shares (half-lives, then periods), F features, E width.
 """
@@ -46,7 +46,8 @@ class Pulse(nn.Module):
         K = len(HALF_LIVES)
         # Rows: the part itself, times log length, times age, times horizon. Columns: standing and turning planes.
         self.register_buffer("network", torch.zeros(4, 2).index_fill_(0, torch.tensor([0]), 1.0))
-        self.register_buffer("everybody", torch.zeros(2, K + len(PERIODS)))  # rows: the log shares, times horizon
+        # Rows: the log shares, times age, times horizon.
+        self.register_buffer("everybody", torch.zeros(3, K + len(PERIODS)))
         self.register_buffer("own", torch.zeros(FEATURES + K))
         self.register_buffer("age_unit", torch.zeros((), dtype=torch.int64))  # 0: it knows no age
         self.register_buffer("counts", torch.zeros(K, num_items + 1))
@@ -98,10 +99,10 @@ class Pulse(nn.Module):
         )
         return torch.cat(parts, dim=1)
 
-    def of_everybody(self, log_shares_CV: Tensor, horizon: float = 0.0) -> Tensor:
-        """The second part of the score at the moment of the shares, [V + 1]."""
-        plain_C, with_horizon_C = self.get_buffer("everybody")
-        return (plain_C + horizon * with_horizon_C) @ log_shares_CV
+    def of_everybody(self, log_shares_CV: Tensor, moment: Tensor, horizon: float = 0.0) -> Tensor:
+        """The second part of the score at one moment, [V + 1]."""
+        plain_C, with_age_C, with_horizon_C = self.get_buffer("everybody")
+        return (plain_C + self.age(moment) * with_age_C + horizon * with_horizon_C) @ log_shares_CV
 
     def of_own(self, own: OwnItems) -> Tensor:
         """The third part of the score, for the users' own items, [C]."""
