@@ -23,10 +23,10 @@ from trope.server.people import Person
 
 
 class Cut(NamedTuple):
-    """The first `count` events of a person, at least one."""
+    """The first `length` events of a person, at least one."""
 
     person: Person
-    count: int
+    length: int
 
 
 class Rows(NamedTuple):
@@ -40,9 +40,11 @@ class Rows(NamedTuple):
 def vectors_at(model: SequentialRecommender, rows: Rows, device: torch.device) -> Tensor:
     """Unit vectors, float32 [N, E]."""
     most = model.config.model.max_len
-    windows = [slice(max(0, count - most), count) for _, count in rows.cuts]
+    windows = [slice(max(0, length - most), length) for _, length in rows.cuts]
     items_T, times_T = (
-        torch.from_numpy(np.concatenate([getattr(cut.person, name)[w] for cut, w in zip(rows.cuts, windows, strict=True)]))
+        torch.from_numpy(
+            np.concatenate([getattr(cut.person, name)[w] for cut, w in zip(rows.cuts, windows, strict=True)])
+        )
         for name in ("items", "times")
     )
     lengths = torch.tensor([window.stop - window.start for window in windows])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import orjson
 import redis
@@ -26,7 +27,7 @@ KEPT = 10_000
 _SECONDS = 5.0
 _PER_CALL = 1_000
 _APPEND = f"""
-local new = 0
+local new = {{}}
 for i = 1, #ARGV, 4 do
     local user, item, time, once = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
     if once == '' or redis.call('SADD', '{ONCE}', once) == 1 then
@@ -34,7 +35,9 @@ for i = 1, #ARGV, 4 do
         redis.call('XADD', '{STREAM}', position .. '-0', 'u', user, 'i', item, 't', time)
         redis.call('RPUSH', '{USER}' .. user, '[' .. position .. ',' .. item .. ',' .. time .. ']')
         redis.call('LTRIM', '{USER}' .. user, -{KEPT}, -1)
-        new = new + 1
+        new[#new + 1] = 1
+    else
+        new[#new + 1] = 0
     end
 end
 return new
@@ -52,7 +55,8 @@ class RedisStore:
             self._append = self._client.register_script(_APPEND)
             self.is_durable = self._flushes_always()
         except (redis.RedisError, ValueError) as error:
-            raise ValueError(f"cannot open the store {url.partition('@')[2] or url}: {error}; is Redis there?") from None
+            shown = url.rpartition("@")[2]  # without a password
+            raise ValueError(f"cannot open the store {shown}: {error}; does Redis run there?") from None
 
     def _flushes_always(self) -> bool:
         try:
@@ -61,21 +65,23 @@ class RedisStore:
             return False
         return (found.get("appendonly"), found.get("appendfsync")) == ("yes", "always")
 
-    def append(self, events: Sequence[Event]) -> int:
+    def append(self, posts: Sequence[Sequence[Event]]) -> list[int]:
         """See `Store`. More than a thousand events go in several steps, each of them whole."""
-        new = 0
+        events = [event for post in posts for event in post]
+        new: list[int] = []
         with _one_line(self.where):
             for first in range(0, len(events), _PER_CALL):
                 arguments: list[str | bytes | int] = []
                 for event in events[first : first + _PER_CALL]:
                     arguments += (event.user, orjson.dumps(event.item), event.time, event.event_id or "")
-                new += int(self._append(args=arguments))
-        return new
+                new += self._append(args=arguments)
+        flags = iter(new)
+        return [sum(next(flags) for _ in post) for post in posts]
 
     def after(self, position: int, most: int, since: int = 0) -> list[Stored]:
         """See `Store`."""
         with _one_line(self.where):
-            found = self._client.xrange(STREAM, min=f"{position + 1}-0", max="+", count=most)
+            found: Any = self._client.xrange(STREAM, min=f"{position + 1}-0", max="+", count=most)
         return [
             Stored(int(entry.partition(b"-")[0]), row[b"u"].decode(), orjson.loads(row[b"i"]), int(row[b"t"]))
             for entry, row in found

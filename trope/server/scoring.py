@@ -31,10 +31,12 @@ class Scores:
         self.out_NE = vectors_at(model, rows, device)
         if self.pulse is None:
             return
-        counts = np.array([rows.cuts[cut].count for cut in rows.cut_N])
+        counts = np.array([rows.cuts[cut].length for cut in rows.cut_N])
         # Whole histories, once for each row: how old an own item is depends on the row's moment.
         items_T, times_T = (
-            torch.from_numpy(np.concatenate([getattr(p, name)[:n] for p, n in (rows.cuts[c] for c in rows.cut_N)])).to(device)
+            torch.from_numpy(np.concatenate([getattr(p, name)[:n] for p, n in (rows.cuts[c] for c in rows.cut_N)])).to(
+                device
+            )
             for name in ("items", "times")
         )
         offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)])).to(device)

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 from trope.server.schema import Event
@@ -62,23 +63,27 @@ class SqliteStore:
         if not tables:
             self._writer.executescript(_SCHEMA)
 
-    def append(self, events: Sequence[Event]) -> int:
+    def append(self, posts: Sequence[Sequence[Event]]) -> list[int]:
         """See `Store`: one transaction, so one flush to disk for all of them."""
         with self._writing, _one_line(self.path, "write"):
-            before = self._writer.total_changes
+            marks = [self._writer.total_changes]
             self._writer.execute("BEGIN IMMEDIATE")
             try:
-                self._writer.executemany(_INSERT, events)
+                for events in posts:
+                    self._writer.executemany(_INSERT, events)
+                    marks.append(self._writer.total_changes)
                 self._writer.execute("COMMIT")
             except BaseException:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
-            return self._writer.total_changes - before
+            return [after - before for before, after in pairwise(marks)]
 
     def after(self, position: int, most: int, since: int = 0) -> list[Stored]:
         """See `Store`."""
-        query = "SELECT position, user, item, time FROM events WHERE position > ? AND time >= ? ORDER BY position LIMIT ?"
+        query = (
+            "SELECT position, user, item, time FROM events WHERE position > ? AND time >= ? ORDER BY position LIMIT ?"
+        )
         with self._reading, _one_line(self.path, "read"):
             return [Stored(*row) for row in self._reader.execute(query, (position, since, most))]
 

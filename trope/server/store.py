@@ -37,8 +37,11 @@ class StoreError(Exception):
 class Store(Protocol):
     """What a server needs of a store. Every method may be called from any thread."""
 
-    def append(self, events: Sequence[Event]) -> int:
-        """Keep events, all or none, and return how many were new: an `event_id` that is there already is not."""
+    def append(self, posts: Sequence[Sequence[Event]]) -> list[int]:
+        """Keep the events of several posts, and return how many of each were new: a known `event_id` is not.
+
+        All of them are flushed together. When it raises, none counts as kept.
+        """
 
     def after(self, position: int, most: int, since: int = 0) -> list[Stored]:
         """The next events behind a position, at most `most`, in order.
