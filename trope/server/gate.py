@@ -124,11 +124,11 @@ class Gate:
         said = headers.get(b"content-length", b"0")
         if said.isdigit() and int(said) > most:
             raise Refused(f"a body may have {most:,} bytes, got {int(said):,}; send several", 413)
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        while message.get("more_body"):
+        body, more = b"", True
+        while more:
             message = await receive()
             body += message.get("body", b"")
+            more = message.get("more_body", False)
             if len(body) > most:
                 raise Refused(f"a body may have {most:,} bytes, got more; send several", 413)
         return body
