@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from serve_load import END, USERS, Server, load, make_run, serve
+from serve_load import END, USERS, Server, free_port, load, make_run, serve
 
 from trope.environment import describe
 
@@ -58,7 +58,7 @@ def main() -> None:
         measure("trope serve, a log line each", serve(run, "--store", f"{folder}/b"), "/recommend")
     for workers in () if given.skip_litserve else WORKERS:
         for timeout in TIMEOUTS:
-            command = [sys.executable, str(LITSERVE), str(run), str(timeout), str(workers)]
+            command = [sys.executable, str(LITSERVE), str(run), str(free_port()), str(timeout), str(workers)]
             name = f"LitServe, {workers} workers, timeout {1000 * timeout:.0f} ms"
             measure(name, Server(command, r"running on (http://\S+)"), "/predict")
     ours = rows[0]["rate"]

@@ -1,6 +1,7 @@
-"""LitServe around `Recommender`, for benchmarks/serve_http.py: python serve_litserve.py RUN TIMEOUT WORKERS."""
+"""LitServe around `Recommender`, for benchmarks/serve_http.py: python serve_litserve.py RUN PORT TIMEOUT WORKERS.
 
-from __future__ import annotations
+LitServe reads the annotations of `decode_request`, so they must be types and not text.
+"""
 
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ class Api(ls.LitAPI):
         self.ids = self.data.ids("user_ids")
         assert self.ids is not None
 
-    def decode_request(self, request: dict[str, Any]) -> tuple[int, int, int]:
+    def decode_request(self, request: dict) -> tuple[int, int, int]:
         assert self.ids is not None
         row = self.ids.find(str(request["user_id"]))
         assert row is not None
@@ -52,8 +53,9 @@ class Api(ls.LitAPI):
 
 
 if __name__ == "__main__":
-    run, timeout, workers = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    run, port, timeout, workers = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     api = Api(run, max_batch_size=64, batch_timeout=timeout)
+    print(f"running on http://127.0.0.1:{port}", file=sys.stderr, flush=True)
     ls.LitServer(api, accelerator="cpu", workers_per_device=workers).run(
-        host="127.0.0.1", port=8765, generate_client_file=False, log_level="info"
+        host="127.0.0.1", port=port, generate_client_file=False, log_level="warning"
     )

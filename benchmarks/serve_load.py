@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -76,7 +79,10 @@ class Server:
         started = time.perf_counter()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         environment.pop("TRITON_INTERPRET", None)
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)
+        # A group of its own: LitServe leaves its workers behind when it alone is ended.
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, start_new_session=True
+        )
         assert self.process.stderr is not None
         self.url, self.lines = "", []
         for raw in self.process.stderr:
@@ -103,7 +109,11 @@ class Server:
 
     def end(self, seconds: float = 40) -> int:
         self.process.terminate()
-        return self.process.wait(timeout=seconds)
+        try:
+            return self.process.wait(timeout=seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def serve(run: Path, *arguments: str) -> Server:
@@ -111,8 +121,13 @@ def serve(run: Path, *arguments: str) -> Server:
     return Server([sys.executable, "-m", "trope", "serve", str(run), "--port", "0", "--device", "cpu", *arguments])
 
 
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
 def wait_until_answering(url: str, seconds: float = 120) -> None:
-    import urllib.error
     import urllib.request
 
     until = time.monotonic() + seconds
@@ -120,10 +135,8 @@ def wait_until_answering(url: str, seconds: float = 120) -> None:
         try:
             urllib.request.urlopen(f"{url}/health", timeout=5).read()
             return
-        except urllib.error.HTTPError:
-            return
-        except OSError:
-            time.sleep(0.01)
+        except OSError:  # also an HTTPError: LitServe answers 503 until its workers are ready
+            time.sleep(0.02)
     raise RuntimeError(f"{url} does not answer")
 
 
