@@ -1,15 +1,17 @@
 """Vectors of histories at moments. The one place where the server runs the network.
 
-Today every pair of a history and a moment is encoded anew. A model that remembers histories (one encode, many moments)
-belongs here, and only here: rows that share a history are listed as such.
+A model that remembers histories (`model.remember`, `memory.look`) encodes a history once and looks at it from every
+moment. Its memories are kept while there is room. A history that is asked for once, at one moment, is encoded with the
+others of its batch; the second time, or with several moments, it is remembered. Other models encode every row.
 
-Shapes: H histories, N rows (a history and a moment each), L positions, E width.
+Shapes: N rows (a history and a moment each), M moments, L positions, E width.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +19,13 @@ from torch import Tensor
 
 from trope.data.windows import last_events
 from trope.evaluate.ranking import check_finite
-from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.recommender import SequentialRecommender
 from trope.server.people import Person
+
+KEPT_BYTES = 512 << 20
+"""Of memories."""
+KEPT_SEEN = 100_000
+"""Histories of which it is known that they were asked for once."""
 
 
 class Cut(NamedTuple):
@@ -37,24 +43,102 @@ class Rows(NamedTuple):
     moments_N: Sequence[int]
 
 
-def vectors_at(model: SequentialRecommender, rows: Rows, device: torch.device) -> Tensor:
-    """Unit vectors, float32 [N, E]."""
-    most = model.config.model.max_len
-    windows = [slice(max(0, length - most), length) for _, length in rows.cuts]
-    items_T, times_T = (
-        torch.from_numpy(
-            np.concatenate([getattr(cut.person, name)[w] for cut, w in zip(rows.cuts, windows, strict=True)])
+class Encoder:
+    """Runs one model. Used by one thread.
+
+    most_bytes: that memories may take.
+    """
+
+    def __init__(self, model: SequentialRecommender, device: torch.device, most_bytes: int = KEPT_BYTES) -> None:
+        self.model, self.device, self.most_bytes = model, device, most_bytes
+        self.can_remember = hasattr(model, "remember") and all(
+            getattr(block, "can_remember", False) for block in model.blocks
         )
-        for name in ("items", "times")
-    )
-    lengths = torch.tensor([window.stop - window.start for window in windows])
-    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
-    cut_N, moments_N = torch.tensor(rows.cut_N), torch.tensor(rows.moments_N)
-    parts = []
-    for part in torch.arange(len(cut_N)).split(USERS_AT_A_TIME):
-        begins, ends = offsets[cut_N[part]], offsets[cut_N[part] + 1]
-        history = last_events(items_T, times_T, begins, ends, int((ends - begins).max()))
-        parts.append(model.encode_last(*(x.to(device) for x in (*history, moments_N[part]))).float())
-    out_NE = torch.cat(parts)
-    check_finite(out_NE, "outputs")
-    return out_NE
+        self._memories: OrderedDict[tuple[int, int], tuple[Person, Any]] = OrderedDict()
+        self._bytes = 0
+        # Values keep their person alive, so that no other object gets its id.
+        self._seen: OrderedDict[tuple[int, int], Person] = OrderedDict()
+
+    def vectors(self, rows: Rows) -> Tensor:
+        """Unit vectors, float32 [N, E]."""
+        out_NE = self._looked_at(rows) if self.can_remember else self._encoded(rows)
+        check_finite(out_NE, "outputs")
+        return out_NE
+
+    def _encoded(self, rows: Rows) -> Tensor:
+        """Every row anew, padded to the longest."""
+        most = self.model.config.model.max_len
+        windows = [slice(max(0, length - most), length) for _, length in rows.cuts]
+        columns = [
+            np.concatenate([getattr(cut.person, name)[window] for cut, window in zip(rows.cuts, windows, strict=True)])
+            for name in ("items", "times")
+        ]
+        lengths = torch.tensor([window.stop - window.start for window in windows])
+        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+        cut_N = torch.tensor(rows.cut_N)
+        history = last_events(
+            *(torch.from_numpy(column) for column in columns), offsets[cut_N], offsets[cut_N + 1], int(lengths.max())
+        )
+        moments_N = torch.tensor(rows.moments_N)
+        return self.model.encode_last(*(x.to(self.device) for x in (*history, moments_N))).float()
+
+    def _looked_at(self, rows: Rows) -> Tensor:
+        """From memory where there is one, or will be; the rest encoded."""
+        places: list[list[int]] = [[] for _ in rows.cuts]  # of each cut, its rows
+        for row, cut in enumerate(rows.cut_N):
+            places[cut].append(row)
+        memories = [self._memory(cut, len(own)) for cut, own in zip(rows.cuts, places, strict=True)]
+        known = [place for place, memory in enumerate(memories) if memory is not None]
+        cold = [place for place, memory in enumerate(memories) if memory is None]
+        parts, order = [], []
+        if cold:
+            asked = [row for place in cold for row in places[place]]
+            new = {place: each for each, place in enumerate(cold)}
+            parts.append(
+                self._encoded(
+                    Rows(
+                        [rows.cuts[place] for place in cold],
+                        [new[rows.cut_N[row]] for row in asked],
+                        [rows.moments_N[row] for row in asked],
+                    )
+                )
+            )
+            order += asked
+        by_count: dict[int, list[int]] = {}  # memories with as many moments are looked at together
+        for place in known:
+            by_count.setdefault(len(places[place]), []).append(place)
+        for group in by_count.values():
+            joined = [memories[place] for place in group]
+            memory = joined[0] if len(joined) == 1 else type(joined[0]).join(joined)
+            moments_BM = torch.tensor([[rows.moments_N[row] for row in places[place]] for place in group])
+            parts.append(memory.look(moments_BM).flatten(0, 1).float())
+            order += [row for place in group for row in places[place]]
+        out_NE = torch.cat(parts)
+        return out_NE[torch.tensor(order, device=out_NE.device).argsort()]
+
+    def _memory(self, cut: Cut, moments: int) -> Any:
+        """The memory of a history; None where it is not worth one yet."""
+        key = id(cut.person), cut.length
+        found = self._memories.get(key)
+        if found is not None:
+            self._memories.move_to_end(key)
+            return found[1]
+        if moments == 1 and key not in self._seen:
+            self._seen[key] = cut.person
+            if len(self._seen) > KEPT_SEEN:
+                self._seen.popitem(last=False)
+            return None
+        self._seen.pop(key, None)
+        memory = self._remember(cut)
+        self._memories[key] = cut.person, memory
+        self._bytes += memory.num_bytes
+        while self._bytes > self.most_bytes and len(self._memories) > 1:
+            _, (_, oldest) = self._memories.popitem(last=False)
+            self._bytes -= oldest.num_bytes
+        return memory
+
+    def _remember(self, cut: Cut) -> Any:
+        window = slice(max(0, cut.length - self.model.config.model.max_len), cut.length)
+        items_1L, times_1L = (torch.from_numpy(x[window])[None] for x in (cut.person.items, cut.person.times))
+        remember: Any = self.model.remember
+        return remember(*(x.to(self.device) for x in (items_1L, times_1L, torch.tensor([items_1L.shape[1]]))))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trope.evaluate.ranking import Cells, TopK, dot_scores, top_k_of
 from trope.models.pulse import own_items
-from trope.server.encoder import Rows, vectors_at
+from trope.server.encoder import Rows
 from trope.server.served import Served
 
 PARTS = ("standing", "turning", "counts", "own_items")
@@ -28,7 +28,7 @@ class Scores:
         self.device = device = recommender.device
         model = recommender.model
         self.turning = 0 if model.readout is None else model.readout.turn.head_dim
-        self.out_NE = vectors_at(model, rows, device)
+        self.out_NE = served.encoder.vectors(rows)
         if self.pulse is None:
             return
         counts = np.array([rows.cuts[cut].length for cut in rows.cut_N])

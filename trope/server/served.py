@@ -11,6 +11,7 @@ from trope.models.pretrained import find_folder, read_config
 from trope.runs import BEST, METRICS, WEIGHTS, read_metrics
 from trope.serve.recommender import Recommender
 from trope.server.dataset import KnownUsers, find_dataset
+from trope.server.encoder import Encoder
 from trope.server.people import People
 from trope.server.popularity import NewItems, Popularity
 from trope.server.store import Store
@@ -45,6 +46,7 @@ class Served:
         self.known = known
         self.popularity = Popularity(recommender.model, None if known is None else known.data)
         self.new_items = NewItems()
+        self.encoder = Encoder(recommender.model, recommender.device)
         self.people = People(store, self.catalogue, known, history)
         self.counted_from = self.popularity.counted_until
         self.position = 0
