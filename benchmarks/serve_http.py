@@ -47,11 +47,16 @@ def main() -> None:
 
     def measure(name: str, server: Server, path: str) -> None:
         try:
-            rows.append({"server": name, **load(server.url, path, asked, given.clients, given.seconds)})
+            before = server.cpu_seconds()
+            row = load(server.url, path, asked, given.clients, given.seconds)
+            # The load's warm-up second is in the server's time too.
+            each = (server.cpu_seconds() - before) / (row["rate"] * (given.seconds + 1))
+            rows.append({"server": name, **row, "cpu_ms": 1000 * each})
         finally:
             server.end()
         row = rows[-1]
-        print(f"{name:44} {row['rate']:8,.0f} /s  p50 {row['p50']:7.1f} ms  p99 {row['p99']:7.1f} ms  {row['statuses']}")
+        times = f"p50 {row['p50']:7.1f} ms  p99 {row['p99']:7.1f} ms  {row['cpu_ms']:.2f} ms of CPU each"
+        print(f"{name:36} {row['rate']:8,.0f} /s  {times}  {row['statuses']}", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         measure("trope serve", serve(run, "--quiet", "--store", f"{folder}/a"), "/recommend")
@@ -66,7 +71,8 @@ def main() -> None:
     if theirs:
         print(f"trope serve answers {ours / theirs:.1f}x the requests of LitServe")
     if given.out:
-        given.out.write_text(json.dumps({"environment": describe(), "model": given.model, "rows": rows}, indent=2) + "\n")
+        found = {"environment": describe(), "model": given.model, "rows": rows}
+        given.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

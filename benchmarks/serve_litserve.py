@@ -4,6 +4,7 @@ LitServe reads the annotations of `decode_request`, so they must be types and no
 """
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Api(ls.LitAPI):
         items = self.recommender.catalogue.originals(found.items)
         ends = np.searchsorted(found.rows, np.arange(len(batch) + 1)).tolist()
         scores = found.scores.tolist()
-        return [list(zip(items[a:b], scores[a:b], strict=True)) for a, b in zip(ends, ends[1:], strict=False)]
+        return [list(zip(items[a:b], scores[a:b], strict=True)) for a, b in pairwise(ends)]
 
     def batch(self, inputs: list[Any]) -> list[Any]:
         return inputs

@@ -107,6 +107,16 @@ class Server:
         text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
         return 1024 * sum(int(x) for x in re.findall(r"^Private_\w+:\s+(\d+)", text, re.MULTILINE))
 
+    def cpu_seconds(self) -> float:
+        """Of the process and all that it started, so far."""
+        total = 0.0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = stat.read_text().rpartition(")")[2].split()  # from the third field on
+                if int(fields[2]) == self.process.pid:  # its process group
+                    total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return total
+
     def end(self, seconds: float = 40) -> int:
         self.process.terminate()
         try:

@@ -17,7 +17,7 @@ from serving import NOW, client_of, make_data, make_run
 from trope.server.redis_store import RedisStore
 from trope.server.schema import Event
 from trope.server.sqlite_store import SqliteStore
-from trope.server.store import Past, StoreError, open_store
+from trope.server.store import Past, open_store
 
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not on the PATH")
 pytestmark = [pytest.mark.serve, needs_redis]
@@ -34,8 +34,8 @@ class Redis:
         self.start()
 
     def start(self) -> None:
-        options = "--bind 127.0.0.1 --appendonly yes --appendfsync always --save".split()
-        command = ["redis-server", "--port", str(self.port), "--dir", str(self.folder), *options, ""]
+        options = ["--bind", "127.0.0.1", "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+        command = ["redis-server", "--port", str(self.port), "--dir", str(self.folder), *options]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         client, until = redis.Redis(port=self.port), time.monotonic() + 10
         while time.monotonic() < until:
@@ -136,9 +136,6 @@ def test_a_store_tells_the_same_whatever_it_is(server: Redis, tmp_path: Path) ->
 
 def test_a_redis_that_is_not_there(server: Redis) -> None:
     server.kill()
-    with pytest.raises(ValueError, match="does Redis run there"):
-        open_store("redis://:secret@127.0.0.1:1/0")
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match="does Redis run there") as refused:
         open_store("redis://:secret@127.0.0.1:1/0")
     assert "secret" not in str(refused.value)
-    assert issubclass(StoreError, Exception)

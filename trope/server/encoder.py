@@ -69,16 +69,13 @@ class Encoder:
         """Every row anew, padded to the longest."""
         most = self.model.config.model.max_len
         windows = [slice(max(0, length - most), length) for _, length in rows.cuts]
-        columns = [
-            np.concatenate([getattr(cut.person, name)[window] for cut, window in zip(rows.cuts, windows, strict=True)])
-            for name in ("items", "times")
-        ]
+        pairs = list(zip(rows.cuts, windows, strict=True))
+        items_T = torch.from_numpy(np.concatenate([cut.person.items[window] for cut, window in pairs]))
+        times_T = torch.from_numpy(np.concatenate([cut.person.times[window] for cut, window in pairs]))
         lengths = torch.tensor([window.stop - window.start for window in windows])
         offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
         cut_N = torch.tensor(rows.cut_N)
-        history = last_events(
-            *(torch.from_numpy(column) for column in columns), offsets[cut_N], offsets[cut_N + 1], int(lengths.max())
-        )
+        history = last_events(items_T, times_T, offsets[cut_N], offsets[cut_N + 1], int(lengths.max()))
         moments_N = torch.tensor(rows.moments_N)
         return self.model.encode_last(*(x.to(self.device) for x in (*history, moments_N))).float()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,14 @@ from trope.server.store import Past, Store, Stored
 Ints = npt.NDArray[np.int64]
 
 
+class Own(NamedTuple):
+    """Distinct items of a history in order of id, how often each was chosen, and when last."""
+
+    items: Ints
+    counts: Ints
+    last: Ints
+
+
 @dataclass(slots=True, eq=False)
 class Person:
     """A history: dense items and times, in order of time; position: of the last stored event that is in it."""
@@ -25,6 +34,18 @@ class Person:
     times: Ints
     position: int = 0
     is_known: bool = False  # whether there was any event at all, also with items that the model does not know
+    _own: Own | None = field(default=None, repr=False)
+
+    def own(self, length: int) -> Own:
+        """The distinct items of the first `length` events; those of the whole history are kept."""
+        if length == len(self.items) and self._own is not None:
+            return self._own
+        # In reverse, the first place of an item is that of its last event.
+        items, places, counts = np.unique(self.items[:length][::-1], return_index=True, return_counts=True)
+        found = Own(items, counts, self.times[length - 1 - places])
+        if length == len(self.items):
+            self._own = found
+        return found
 
     def until(self, moment: int) -> int:
         """How many events happened up to a moment; one of this very second has happened."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trope.evaluate.ranking import Cells, TopK, dot_scores, top_k_of
-from trope.models.pulse import own_items
+from trope.models.pulse.own import own_features
 from trope.server.encoder import Rows
 from trope.server.served import Served
 
@@ -31,18 +31,15 @@ class Scores:
         self.out_NE = served.encoder.vectors(rows)
         if self.pulse is None:
             return
-        counts = np.array([rows.cuts[cut].length for cut in rows.cut_N])
-        # Whole histories, once for each row: how old an own item is depends on the row's moment.
-        items_T, times_T = (
-            torch.from_numpy(np.concatenate([getattr(p, name)[:n] for p, n in (rows.cuts[c] for c in rows.cut_N)])).to(
-                device
-            )
-            for name in ("items", "times")
-        )
-        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)])).to(device)
+        cuts = [rows.cuts[cut] for cut in rows.cut_N]
+        owned = [cut.person.own(cut.length) for cut in cuts]
+        sizes = np.fromiter((len(own.items) for own in owned), np.int64, len(owned))
+        columns = (np.repeat(np.arange(len(owned)), sizes), *(np.concatenate(x) for x in zip(*owned, strict=True)))
+        rows_C, items_C, counts_C, last_C = (torch.from_numpy(column).to(device) for column in columns)
+        lengths_N = torch.tensor([cut.length for cut in cuts], device=device)
         t_now_N = torch.tensor(rows.moments_N, device=device)
-        self.out_NE = self.pulse.scale(self.out_NE, offsets.diff(), t_now_N)
-        own = own_items(items_T, times_T, offsets, t_now_N, self.pulse.half_lives, self.num_items)
+        self.out_NE = self.pulse.scale(self.out_NE, lengths_N, t_now_N)
+        own = own_features(rows_C, items_C, counts_C.float(), last_C, lengths_N, t_now_N, self.pulse.half_lives)
         self.own, self.own_C = Cells(own.rows_C, own.items_C), self.pulse.of_own(own)
         moments, inverse = np.unique(np.array(rows.moments_N), return_inverse=True)
         self.everybody_MV = served.popularity.at(moments.tolist())
