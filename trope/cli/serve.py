@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,8 @@ def serve(
         )
     # One core is for HTTP. Small models gain nothing from more threads than there are cores left.
     torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
+    # The worker gives the interpreter up at every operation of torch, and would get it back after 5 ms each time.
+    sys.setswitchinterval(0.0005)
     limits, log = Limits(), Log(requests=not quiet)
     listening = _listen(host, port)
     events = open_store(_store_of(run, store))

@@ -34,8 +34,8 @@ class Limits:
     """Requests that may wait for the worker."""
     batch: int = 64
     """Requests that are answered together."""
-    wait: float = 0.002
-    """Seconds that the worker waits for more requests after the first one."""
+    wait: float = 0.004
+    """Seconds that the worker waits for more requests, on a server with several clients."""
 
 
 class TokenBuckets:

@@ -27,7 +27,7 @@ class BatchQueue:
         self.worker, self.limits, self.metrics = worker, limits, metrics
         self._entries: deque[Entry] = deque()
         self._wake = threading.Event()
-        self._is_idle = self._is_closing = False
+        self._is_idle = self._is_closing = self._is_busy = False
         self._thread = threading.Thread(target=self._work, name="trope-worker", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         metrics.watch_queue(self._entries.__len__)
@@ -81,9 +81,12 @@ class BatchQueue:
                 self._wake.wait()
             self._wake.clear()
             self._is_idle = False
-        if len(self._entries) < self.limits.batch and not self._is_closing:
+        # Who asks alone does not wait for others.
+        if self._is_busy and len(self._entries) < self.limits.batch and not self._is_closing:
             time.sleep(self.limits.wait)
-        return [self._entries.popleft() for _ in range(min(len(self._entries), self.limits.batch))]
+        batch = [self._entries.popleft() for _ in range(min(len(self._entries), self.limits.batch))]
+        self._is_busy = len(batch) > 1
+        return batch
 
     def _run(self, batch: Sequence[Entry]) -> None:
         left = dict(enumerate(future for _, future in batch))
