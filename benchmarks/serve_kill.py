@@ -69,12 +69,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "trope-serve-bench")
     parser.add_argument("--kills", type=int, default=20)
     given = parser.parse_args()
-    run, acknowledged, wrong, starts = make_run(given.folder), [], [], []
+    run, acknowledged, wrong, starts, cpu = make_run(given.folder), [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "events.sqlite"
         for kill in range(given.kills):
             server: Server = serve(run, "--quiet", "--store", str(store))
             starts.append(server.start_seconds)
+            cpu.append(server.cpu_seconds())
             clients = [Client(server.url, acknowledged, wrong) for _ in range(THREADS)]
             time.sleep(random.uniform(0.5, 2.0))
             server.process.kill()
@@ -88,7 +89,8 @@ def main() -> None:
     lost, twice = set(acknowledged) - set(stored), len(stored) - len(set(stored))
     print(
         f"{given.kills} kills, {len(acknowledged):,} acknowledged, {len(stored):,} stored: {len(lost)} lost, "
-        f"{twice} twice, {len(wrong)} wrong answers; starts {min(starts):.1f} to {max(starts):.1f} s"
+        f"{twice} twice, {len(wrong)} wrong answers; starts {min(starts):.1f} to {max(starts):.1f} s, "
+        f"of which {max(cpu):.1f} s of CPU at most"
     )
     raise SystemExit(bool(lost or twice or wrong))
 

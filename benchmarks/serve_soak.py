@@ -201,7 +201,8 @@ def main() -> None:
         failures += len(asking.failed)
         print(
             f"soak: {given.minutes:g} minutes, {asking.asked:,} requests, {len(asking.failed)} failed "
-            f"{asking.failed[:3]}; memory {after_warm_up[0]:.0f} MiB after a fifth, {after_warm_up[-1]:.0f} in the end ({growth:+.1f} %)"
+            f"{asking.failed[:3]}; memory {after_warm_up[0]:.0f} MiB after a fifth, {after_warm_up[-1]:.0f} in the "
+            f"end ({growth:+.1f} %)"
         )
         server.end()
     raise SystemExit(bool(failures))

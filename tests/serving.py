@@ -25,8 +25,9 @@ from trope.models.recommender import SequentialRecommender
 from trope.runs import open_run
 from trope.server.app import Options, make_app
 from trope.server.logs import Log
+from trope.server.open_store import open_store
 from trope.server.served import Served
-from trope.server.store import Store, open_store
+from trope.server.store import Store
 from trope.settings import preset
 
 MAX_LEN = 8

@@ -92,6 +92,16 @@ def test_a_known_users_answer_is_the_recommenders(client: Any, run: Path, data: 
         assert (answer["from"], answer["moment"], answer["user_id"]) == ("model", moment, user)
 
 
+def test_asked_again_the_answer_is_the_same(client: Any) -> None:
+    """A model that remembers encodes the first time, remembers the second, and looks from then on."""
+    questions = [{"user_id": f"u{user:02}", "moment": NOW + user, "k": 15} for user in range(1, 8)]
+    first, *again = (client.post("/recommend", json=questions).json() for _ in range(3))
+    for answers in again:
+        for one, other in zip(first, answers, strict=True):
+            assert listed(one) == listed(other)
+            assert [i["score"] for i in one["items"]] == pytest.approx([i["score"] for i in other["items"]], abs=3e-6)
+
+
 def test_users_that_are_asked_for_together_are_answered_as_alone(client: Any) -> None:
     """Among unknown users, other moments, other k, and histories of their own."""
     history = [{"item_id": "item 3", "timestamp": END}, {"item_id": "lamp", "timestamp": END + 5}]

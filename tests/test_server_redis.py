@@ -14,10 +14,11 @@ import pytest
 import redis
 from serving import NOW, client_of, make_data, make_run
 
+from trope.server.open_store import open_store
 from trope.server.redis_store import RedisStore
 from trope.server.schema import Event
 from trope.server.sqlite_store import SqliteStore
-from trope.server.store import Past, open_store
+from trope.server.store import Past
 
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not on the PATH")
 pytestmark = [pytest.mark.serve, needs_redis]

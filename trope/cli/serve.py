@@ -39,8 +39,8 @@ def serve(
     from trope.server.app import Options, make_app
     from trope.server.limits import Limits
     from trope.server.logs import Log
+    from trope.server.open_store import open_store
     from trope.server.served import Served
-    from trope.server.store import open_store
 
     keys, is_local = _keys(api_key_file), _is_loopback(host)
     if not is_local and not keys and not no_key:

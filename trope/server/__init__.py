@@ -7,6 +7,6 @@ queue.py         one worker thread; what arrives together is written and answere
 worker.py        what that thread does with a batch: store events, follow the store, answer questions, swap models
 answers.py       questions to answers; scoring.py: to scores and their parts; encoder.py: to vectors
 served.py        one model with everything that is live beside it: popularity.py, people.py, dataset.py
-store.py         where events are kept: sqlite_store.py (embedded), redis_store.py (several servers)
+store.py         where events are kept: sqlite_store.py (embedded), redis_store.py (several servers); open_store.py
 models.py        loading a new model beside the old one, and watching a folder for it
 """

@@ -7,7 +7,6 @@ server is configured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from trope.server.schema import Event, ItemId
@@ -60,17 +59,3 @@ class Store(Protocol):
 
     def close(self) -> None:
         """End it; nothing is lost."""
-
-
-def open_store(where: str | Path) -> Store:
-    """The store at a path (SQLite) or URL (redis://, rediss://, unix://)."""
-    text = str(where)
-    if text.startswith(("redis://", "rediss://", "unix://")):
-        from trope.server.redis_store import RedisStore
-
-        return RedisStore(text)
-    if "://" in text:
-        raise ValueError(f"--store must be a file or a redis:// URL, got {text}")
-    from trope.server.sqlite_store import SqliteStore
-
-    return SqliteStore(Path(text))
