@@ -25,7 +25,7 @@ from trope.server.people import Person
 KEPT_BYTES = 512 << 20
 """Of memories."""
 KEPT_SEEN = 100_000
-"""Histories of which it is known that they were asked for once."""
+"""Persons of whom it is known that they were asked for once."""
 
 
 class Cut(NamedTuple):
@@ -54,10 +54,9 @@ class Encoder:
         self.can_remember = hasattr(model, "remember") and all(
             getattr(block, "can_remember", False) for block in model.blocks
         )
-        self._memories: OrderedDict[tuple[int, int], tuple[Person, Any]] = OrderedDict()
+        self._memories: OrderedDict[Person, dict[int, Any]] = OrderedDict()  # by length
+        self._seen: OrderedDict[Person, set[int]] = OrderedDict()  # lengths that were asked for once
         self._bytes = 0
-        # Values keep their person alive, so that no other object gets its id.
-        self._seen: OrderedDict[tuple[int, int], Person] = OrderedDict()
 
     def vectors(self, rows: Rows) -> Tensor:
         """Unit vectors, float32 [N, E]."""
@@ -113,26 +112,35 @@ class Encoder:
         out_NE = torch.cat(parts)
         return out_NE[torch.tensor(order, device=out_NE.device).argsort()]
 
+    def forget(self, person: Person) -> None:
+        """Let go of what is kept for a person that has been replaced."""
+        self._seen.pop(person, None)
+        self._bytes -= sum(memory.num_bytes for memory in self._memories.pop(person, {}).values())
+
     def _memory(self, cut: Cut, moments: int) -> Any:
         """The memory of a history; None where it is not worth one yet."""
-        key = id(cut.person), cut.length
-        found = self._memories.get(key)
-        if found is not None:
-            self._memories.move_to_end(key)
-            return found[1]
-        if moments == 1 and key not in self._seen:
-            self._seen[key] = cut.person
-            if len(self._seen) > KEPT_SEEN:
-                self._seen.popitem(last=False)
+        person, length = cut
+        found = self._memories.get(person, {}).get(length)
+        if found is None and moments == 1 and self._is_first(cut):
             return None
-        self._seen.pop(key, None)
-        memory = self._remember(cut)
-        self._memories[key] = cut.person, memory
-        self._bytes += memory.num_bytes
+        if found is None:
+            found = self._remember(cut)
+            self._memories.setdefault(person, {})[length] = found
+            self._bytes += found.num_bytes
+        self._memories.move_to_end(person)
         while self._bytes > self.most_bytes and len(self._memories) > 1:
-            _, (_, oldest) = self._memories.popitem(last=False)
-            self._bytes -= oldest.num_bytes
-        return memory
+            self.forget(next(iter(self._memories)))  # the one that was asked for the longest time ago
+        return found
+
+    def _is_first(self, cut: Cut) -> bool:
+        """Whether this history is asked for the first time, as far as is known."""
+        lengths = self._seen.setdefault(cut.person, set())
+        if cut.length in lengths:
+            return False
+        lengths.add(cut.length)
+        if len(self._seen) > KEPT_SEEN:
+            self._seen.popitem(last=False)
+        return True
 
     def _remember(self, cut: Cut) -> Any:
         window = slice(max(0, cut.length - self.model.config.model.max_len), cut.length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,10 @@ from trope.server.metrics import Metrics
 from trope.server.queue import BatchQueue
 from trope.server.refusal import Refused
 from trope.server.served import Served, fingerprint
-from trope.server.store import StoreError
 from trope.server.worker import Call, Worker
 
 # What a folder raises that is not a whole model: damaged, half copied, foreign, or of another size.
-_NO_MODEL = (ValueError, OSError, RuntimeError, StoreError)
+_NO_MODEL = (ValueError, OSError, RuntimeError)
 
 
 class Models:
@@ -63,6 +63,8 @@ class Models:
             except Refused as refused:
                 # A copy under way, perhaps: it is tried again when the files have changed once more, or soon.
                 self.log.say("model_refused", message=str(refused))
+            except Exception as error:  # our own mistake must not end the watch
+                self.log.say("error", kind=type(error).__name__, trace=traceback.format_exc())
 
     def _load(self, folder: Path, old: Served) -> Served:
         with torch.inference_mode():

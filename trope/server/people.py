@@ -88,13 +88,16 @@ class People:
         times = np.fromiter((time for _, time in history), np.int64, len(history))
         return Person(items[items > 0], times[items > 0], is_known=bool(history))
 
-    def add(self, event: Stored) -> None:
-        """Take a new event into its user's history, if that is in memory and has not got it yet."""
+    def add(self, event: Stored) -> Person | None:
+        """Take a new event into its user's history, if that is in memory and has not got it yet.
+
+        Returns the person that was replaced: what is remembered of a history belongs to the object.
+        """
         person = self._cache.get(event.user)
         if person is None or event.position <= person.position:
-            return
-        # A new object: vectors that are remembered for a history belong to the object.
+            return None
         self._cache[event.user] = self._joined(person, [Past(event.position, event.item, event.time)])
+        return person
 
     def _load(self, user: str, stored: list[Past]) -> Person:
         items, times = (np.empty(0, np.int64),) * 2 if self.known is None else self.known.history(user, self.most)

@@ -87,7 +87,9 @@ class Served:
                 if not item:
                     self.new_items.add(event.item, event.time)
             for event in events:
-                self.people.add(event)
+                replaced = self.people.add(event)
+                if replaced is not None:
+                    self.encoder.forget(replaced)
             if len(events) < _AT_ONCE:
                 break
         return total

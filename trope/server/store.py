@@ -29,7 +29,7 @@ class Past(NamedTuple):
     time: int
 
 
-class StoreError(Exception):
+class StoreError(OSError):
     """The store does not answer, or cannot write; one line says why."""
 
 
