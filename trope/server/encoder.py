@@ -24,7 +24,7 @@ from trope.server.people import Person
 
 KEPT_BYTES = 512 << 20
 """Of memories."""
-KEPT_SEEN = 100_000
+KEPT_SEEN = 20_000
 """Persons of whom it is known that they were asked for once."""
 
 
@@ -125,6 +125,8 @@ class Encoder:
             return None
         if found is None:
             found = self._remember(cut)
+            if not person.is_kept:
+                return found
             self._memories.setdefault(person, {})[length] = found
             self._bytes += found.num_bytes
         self._memories.move_to_end(person)
@@ -134,6 +136,8 @@ class Encoder:
 
     def _is_first(self, cut: Cut) -> bool:
         """Whether this history is asked for the first time, as far as is known."""
+        if not cut.person.is_kept:
+            return True
         lengths = self._seen.setdefault(cut.person, set())
         if cut.length in lengths:
             return False

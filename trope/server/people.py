@@ -34,6 +34,7 @@ class Person:
     times: Ints
     position: int = 0
     is_known: bool = False  # whether there was any event at all, also with items that the model does not know
+    is_kept: bool = True  # False for a history that came with a request, and goes with it
     _own: Own | None = field(default=None, repr=False)
 
     def own(self, length: int) -> Own:
@@ -64,7 +65,7 @@ class People:
     """
 
     def __init__(
-        self, store: Store, catalogue: Catalogue, known: KnownUsers | None, most: int, cached: int = 50_000
+        self, store: Store, catalogue: Catalogue, known: KnownUsers | None, most: int, cached: int = 20_000
     ) -> None:
         self.store, self.catalogue, self.known, self.most, self.cached = store, catalogue, known, most, cached
         self._cache: OrderedDict[str, Person] = OrderedDict()
@@ -86,7 +87,7 @@ class People:
         """A history that came with a request; items that the model does not know are left out."""
         items = self.catalogue.dense([item for item, _ in history])
         times = np.fromiter((time for _, time in history), np.int64, len(history))
-        return Person(items[items > 0], times[items > 0], is_known=bool(history))
+        return Person(items[items > 0], times[items > 0], is_known=bool(history), is_kept=False)
 
     def add(self, event: Stored) -> Person | None:
         """Take a new event into its user's history, if that is in memory and has not got it yet.
