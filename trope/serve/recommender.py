@@ -127,6 +127,11 @@ class Recommender:
         self._pulse = fitted_pulse(self.model)
         self._live = None if self._pulse is None else self._pulse.kept()
 
+    @property
+    def vectors_VE(self) -> Tensor:
+        """Unit vectors of all items, float32 [V + 1, E]; row 0 is padding."""
+        return self._vectors_VE
+
     @classmethod
     def from_pretrained(
         cls, source: str | Path, device: str = "auto", revision: str | None = None, verify: bool = True

@@ -34,8 +34,7 @@ class LiveCounts:
 
     def add(self, items_N: Tensor, times_N: Tensor) -> None:
         """Count new events, each once; they may be older than some that were counted before."""
-        assert self.counts.moment is not None
-        self.counts.move(max(self.counts.moment, int(times_N.max()) + 1), items_N, times_N)
+        self.counts.move(max(self.counts.moment or 0, int(times_N.max()) + 1), items_N, times_N)
         self.seasons.add(items_N, times_N)
 
     def log_shares(self, moment: int) -> Tensor:
