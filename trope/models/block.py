@@ -13,7 +13,9 @@ from typing import ClassVar, Self
 from torch import Tensor, nn
 
 from trope.config import Config, RotaryConfig
+from trope.kernels.look import KeysValues
 from trope.models.context import Context, Rotation, Stream
+from trope.models.look_context import LookContext
 from trope.rotary import IndexRoPE, TORoPE, TRoPE
 
 
@@ -25,6 +27,8 @@ class Block(nn.Module, ABC):
 
     adds_positions: ClassVar[bool] = True
     """Whether learned positions are added to the network's input."""
+    can_remember: ClassVar[bool] = False
+    """Whether the block has `remember`, `look` and `keys_values`, which `trope.models.memory` needs."""
 
     @classmethod
     @abstractmethod
@@ -39,6 +43,28 @@ class Block(nn.Module, ABC):
     @abstractmethod
     def forward(self, stream: Stream, context: Context) -> Stream:
         """The residual stream behind this block."""
+
+    def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
+        """What `forward` returns, and the keys and values [T, H, D] that it attended to."""
+        raise ValueError(self.refusal())
+
+    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
+        """`remember` for tokens that follow remembered ones.
+
+        stream: of each token, or once for all moments of a history (`LookContext.each_moment`).
+        past: keys and values of the history's earlier tokens, [B, H, S, D].
+        """
+        raise ValueError(self.refusal())
+
+    def keys_values(self, stream: Stream, context: Context) -> KeysValues:
+        """The keys and values of `remember` or `look` alone: all that is kept of the last block."""
+        raise ValueError(self.refusal())
+
+    def _refusal(self) -> str:
+        return (
+            f"{type(self).__name__} cannot remember: it has no keys and values that later moments could reuse; use "
+            "encode_last, and ask can_remember beforehand"
+        )
 
     def __call__(self, stream: Stream, context: Context) -> Stream:
         return super().__call__(stream, context)

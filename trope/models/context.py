@@ -109,6 +109,10 @@ class Context:
             x_T = x_T.new_zeros((shape[0] * shape[1], *x_T.shape[1:])).index_copy(0, self._slots(), x_T)
         return x_T.unflatten(0, shape)
 
+    def each_moment(self, x_T: Tensor) -> Tensor:
+        """x of every token. `LookContext` sees tokens from several moments; here each token is seen from one."""
+        return x_T
+
     def flat(self, x_BL: Tensor) -> Tensor:
         """The tokens [T, ..] of a batch [B, L, ..]."""
         x_T = x_BL.flatten(0, 1)

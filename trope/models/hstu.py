@@ -5,7 +5,7 @@ Shape letters: T tokens, H heads, D head dim, E width, F = 4 * H * D.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,27 @@ from torch import Tensor, nn
 from trope.config import Config, ModelConfig
 from trope.kernels.attention import hstu_attention
 from trope.kernels.gradient_buffer import GradientBuffer
+from trope.kernels.look import KeysValues, look_silu
 from trope.kernels.norm import EPS, gate, norm
 from trope.kernels.project import project
 from trope.kernels.silu_rotate import silu_rotate
 from trope.models.block import Block, make_rotary
 from trope.models.context import Context, Rotation, Stream
+from trope.models.look_context import LookContext
 from trope.rotary import TRoPE
 
 LAST_BUCKET = 128  # of the time bias, for every gap that is longer than the buckets before it
+
+
+class _Projected(NamedTuple):
+    """The residual stream of each token, its projections [T, H, D], and the buffer of their gradients."""
+
+    x_TE: Tensor
+    u: Tensor
+    v: Tensor
+    q: Tensor
+    k: Tensor
+    buffer: GradientBuffer
 
 
 class HSTUBlock(Block):
@@ -34,6 +47,8 @@ class HSTUBlock(Block):
         rotary: the encoding of this layer, or None.
         number: of the block, from 1; dropout draws from a stream of this number.
     """
+
+    can_remember: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, rotary: Rotation | None, number: int) -> None:
         super().__init__()
@@ -56,18 +71,39 @@ class HSTUBlock(Block):
 
     def forward(self, stream: Stream, context: Context) -> Stream:
         """Returns (x + delta, new delta); the next norm fuses the sum."""
-        x_TE, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
-        pre_TF = project(normed_TE, self.uvqk)
-        buffer = GradientBuffer(pre_TF.shape[1])
-        u, v, q, k = self.split(pre_TF, context, buffer)
+        return self.remember(stream, context)[0]
+
+    def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
+        parts = self._project(stream, context)
+        q, k, v = parts.q, parts.k, parts.v
         gaps = None if self.bias.time is None else context.gaps(LAST_BUCKET)
         y_THD = hstu_attention(q, k, v, context.bounds, self.max_len, self.bias.position, self.bias.time, gaps)
+        return self._gated(y_THD, parts, context), KeysValues(k, v)
+
+    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
+        parts = self._project(stream, context)
+        q_RGHD, k_RGHD, v_RGHD = (context.padded(x) for x in (parts.q, parts.k, parts.v))
+        own, bias = KeysValues(k_RGHD, v_RGHD), self.bias.of_look(context)
+        y_RGHD = look_silu(q_RGHD, own, past, context.is_past_BS, self.max_len, bias)
+        return self._gated(y_RGHD.flatten(0, 1), parts, context), KeysValues(parts.k, parts.v)
+
+    def keys_values(self, stream: Stream, context: Context) -> KeysValues:
+        parts = self._project(stream, context)
+        return KeysValues(parts.k, parts.v)
+
+    def _project(self, stream: Stream, context: Context) -> _Projected:
+        x_TE, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
+        pre_TF = context.each_moment(project(normed_TE, self.uvqk))
+        buffer = GradientBuffer(pre_TF.shape[1])
+        return _Projected(context.each_moment(x_TE), *self.split(pre_TF, context, buffer), buffer)
+
+    def _gated(self, y_THD: Tensor, parts: _Projected, context: Context) -> Stream:
         dropout = self.dropout.p if self.training else 0.0
         seed = context.kernel_seed() if dropout else None
-        gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, seed, self.number, self.gate_eps, buffer)
+        gated_TF = gate(y_THD.flatten(1), parts.u.flatten(1), dropout, seed, self.number, self.gate_eps, parts.buffer)
         if seed is None:  # the kernel did not drop
             gated_TF = self.dropout(gated_TF)
-        return Stream(x_TE, project(gated_TF, self.out.weight.t(), self.out.bias))
+        return Stream(parts.x_TE, project(gated_TF, self.out.weight.t(), self.out.bias))
 
     def split(
         self, pre_TF: Tensor, context: Context, buffer: GradientBuffer | None = None
@@ -96,3 +132,18 @@ class RelativeBias(nn.Module):
         distances = 2 * config.max_len - 1
         self.position = nn.Parameter(torch.empty(distances).normal_(0, 0.02)) if config.position_bias else None
         self.time = nn.Parameter(torch.empty(LAST_BUCKET + 1).normal_(0, 0.02)) if config.time_bias else None
+
+    def of_look(self, context: LookContext) -> tuple[Tensor, Tensor] | None:
+        """What is added to the scores of pending tokens: [B, Q, S] for settled keys, [R, G, G] for their own."""
+        _, M, _ = context.shape
+        parts: list[tuple[Tensor, Tensor]] = []
+        if self.position is not None:
+            centre = (len(self.position) - 1) // 2
+            past_BGS, own_GG = (self.position[centre + apart] for apart in context.distances())
+            parts.append((past_BGS.repeat(1, M, 1), own_GG[None]))
+        if self.time is not None:
+            past, own = context.buckets(LAST_BUCKET)
+            parts.append((self.time[past], self.time[own]))
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]

@@ -5,23 +5,25 @@ Shape letters: T tokens, E width, F inner width of the feed-forward.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.config import Config, ModelConfig
-from trope.models.block import Block, make_rotary
-from trope.models.context import Context, Rotation, Stream
-from trope.models.transformer import CausalAttention
+from trope.models.block import make_rotary
+from trope.models.context import Rotation, Stream
+from trope.models.transformer import AttentionFirst, CausalAttention
 
 EPS = 1e-6  # of the norms; bf16's own would be 0.008
 # Two thirds of the usual four times the width: SwiGLU has three matrices where others have two.
 EXPANSION, _ROUND = 8 / 3, 16
 
 
-class ModernBlock(Block):
+class ModernBlock(AttentionFirst):
     """Attention and SwiGLU, each behind an RMSNorm and a residual; rotated where the config has a rotary encoding."""
+
+    can_remember: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, rotary: Rotation | None) -> None:
         super().__init__()
@@ -39,9 +41,8 @@ class ModernBlock(Block):
     def final_norm(cls, config: Config) -> nn.Module:
         return nn.RMSNorm(config.model.width, eps=EPS)
 
-    def forward(self, stream: Stream, context: Context) -> Stream:
-        x_TE = stream.sum()
-        x_TE = x_TE + self.dropout(self.attention(self.norm1(x_TE), context))
+    def behind(self, x_TE: Tensor, attended_TE: Tensor) -> Stream:
+        x_TE = x_TE + self.dropout(attended_TE)
         return Stream(x_TE + self.dropout(self.feed_forward(self.norm2(x_TE))))
 
 

@@ -8,6 +8,7 @@ Shape letters: B batch, L positions, T tokens, H heads, D head dim, E width, K i
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import ClassVar, Self
 
 import torch
@@ -15,13 +16,49 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.config import Config, ModelConfig
+from trope.kernels.look import KeysValues, look_softmax
 from trope.models.block import Block, make_rotary, rotated
 from trope.models.context import Context, Rotation, Stream
+from trope.models.look_context import LookContext
 
 MOST_INTERVALS = 256  # TiSASRec clips intervals here, in both public implementations
 
 
-class TransformerBlock(Block):
+class AttentionFirst(Block):
+    """A block that begins with attention behind a norm; it can remember where the attention can (`CausalAttention`)."""
+
+    norm1: nn.Module
+    attention: nn.Module
+
+    @abstractmethod
+    def behind(self, x_TE: Tensor, attended_TE: Tensor) -> Stream:
+        """The residual stream from what attention was given and gave."""
+
+    def forward(self, stream: Stream, context: Context) -> Stream:
+        x_TE = stream.sum()
+        return self.behind(x_TE, self.attention(self.norm1(x_TE), context))
+
+    def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
+        x_TE = stream.sum()
+        attended_TE, kept = self._causal().remember(self.norm1(x_TE), context)
+        return self.behind(x_TE, attended_TE), kept
+
+    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
+        x_TE = stream.sum()
+        attended_TE, kept = self._causal().look(self.norm1(x_TE), context, past)
+        return self.behind(context.each_moment(x_TE), attended_TE), kept
+
+    def keys_values(self, stream: Stream, context: Context) -> KeysValues:
+        _, k, v = self._causal().split(self.norm1(stream.sum()), context)
+        return KeysValues(context.flat(k), context.flat(v))
+
+    def _causal(self) -> CausalAttention:
+        if not isinstance(self.attention, CausalAttention):
+            raise ValueError(self.refusal())
+        return self.attention
+
+
+class TransformerBlock(AttentionFirst):
     """Attention and a pointwise feed-forward of the same width, each behind a norm and a residual."""
 
     def __init__(self, config: ModelConfig, attention: nn.Module) -> None:
@@ -38,14 +75,15 @@ class TransformerBlock(Block):
     def final_norm(cls, config: Config) -> nn.Module:
         return nn.LayerNorm(config.model.width)
 
-    def forward(self, stream: Stream, context: Context) -> Stream:
-        x_TE = stream.sum()
-        x_TE = x_TE + self.dropout(self.attention(self.norm1(x_TE), context))
+    def behind(self, x_TE: Tensor, attended_TE: Tensor) -> Stream:
+        x_TE = x_TE + self.dropout(attended_TE)
         return Stream(x_TE + self.feed_forward(self.norm2(x_TE)))
 
 
 class SASRecBlock(TransformerBlock):
     """Causal softmax attention, rotated where the config has a rotary encoding."""
+
+    can_remember: ClassVar[bool] = True
 
     @classmethod
     def stack(cls, config: Config, time_span: tuple[int, int]) -> list[Self]:
@@ -76,14 +114,28 @@ class CausalAttention(nn.Module):
         self.rotary = rotary
 
     def forward(self, x_TE: Tensor, context: Context) -> Tensor:
+        return self._attend(*self.split(x_TE, context), context)
+
+    def remember(self, x_TE: Tensor, context: Context) -> tuple[Tensor, KeysValues]:
+        """What `forward` returns, and keys and values, [T, H, D]."""
         q, k, v = self.split(x_TE, context)
+        return self._attend(q, k, v, context), KeysValues(context.flat(k), context.flat(v))
+
+    def look(self, x_TE: Tensor, context: LookContext, past: KeysValues) -> tuple[Tensor, KeysValues]:
+        """`remember` for pending tokens. past: [B, H, S, D]."""
+        q_RGHD, k_RGHD, v_RGHD = self.split(x_TE, context)
+        y_RGHD = look_softmax(q_RGHD, KeysValues(k_RGHD, v_RGHD), past, context.is_past_BS)
+        return self.out(y_RGHD.flatten(0, 1).flatten(1)), KeysValues(context.flat(k_RGHD), context.flat(v_RGHD))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
         return self.out(context.flat(y.transpose(1, 2).flatten(2)))
 
     def split(self, x_TE: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v of padded sequences, [B, L, H, D], q and k rotated."""
-        q, k, v = context.padded(self.qkv(x_TE)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        projected = context.padded(context.each_moment(self.qkv(x_TE)))
+        q, k, v = projected.unflatten(-1, (3, self.heads, -1)).unbind(2)
         return *rotated(self.rotary, q, k, context), v
 
 
