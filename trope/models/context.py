@@ -113,6 +113,13 @@ class Context:
         """x of every token. `LookContext` sees tokens from several moments; here each token is seen from one."""
         return x_T
 
+    def rotated_keys(self, rotary: Rotation | None, k_THD: Tensor) -> Tensor:
+        """Keys without their queries, rotated where there is an encoding."""
+        if rotary is None:
+            return k_THD
+        coords_q, coords_k = (coords_CT[:, None] for coords_CT in self.coordinates(rotary))
+        return rotary.rotate(k_THD[None, :, :0], k_THD[None], coords_q, coords_k)[1][0]
+
     def flat(self, x_BL: Tensor) -> Tensor:
         """The tokens [T, ..] of a batch [B, L, ..]."""
         x_T = x_BL.flatten(0, 1)

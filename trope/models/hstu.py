@@ -5,9 +5,10 @@ Shape letters: T tokens, H heads, D head dim, E width, F = 4 * H * D.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.config import Config, ModelConfig
@@ -23,17 +24,6 @@ from trope.models.look_context import LookContext
 from trope.rotary import TRoPE
 
 LAST_BUCKET = 128  # of the time bias, for every gap that is longer than the buckets before it
-
-
-class _Projected(NamedTuple):
-    """The residual stream of each token, its projections [T, H, D], and the buffer of their gradients."""
-
-    x_TE: Tensor
-    u: Tensor
-    v: Tensor
-    q: Tensor
-    k: Tensor
-    buffer: GradientBuffer
 
 
 class HSTUBlock(Block):
@@ -74,36 +64,38 @@ class HSTUBlock(Block):
         return self.remember(stream, context)[0]
 
     def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
-        parts = self._project(stream, context)
-        q, k, v = parts.q, parts.k, parts.v
+        x_TE, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
+        pre_TF = project(normed_TE, self.uvqk)
+        buffer = GradientBuffer(pre_TF.shape[1])
+        u, v, q, k = self.split(pre_TF, context, buffer)
         gaps = None if self.bias.time is None else context.gaps(LAST_BUCKET)
         y_THD = hstu_attention(q, k, v, context.bounds, self.max_len, self.bias.position, self.bias.time, gaps)
-        return self._gated(y_THD, parts, context), KeysValues(k, v)
-
-    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
-        parts = self._project(stream, context)
-        q_RGHD, k_RGHD, v_RGHD = (context.padded(x) for x in (parts.q, parts.k, parts.v))
-        own, bias = KeysValues(k_RGHD, v_RGHD), self.bias.of_look(context)
-        y_RGHD = look_silu(q_RGHD, own, past, context.is_past_BS, self.max_len, bias)
-        return self._gated(y_RGHD.flatten(0, 1), parts, context), KeysValues(parts.k, parts.v)
-
-    def keys_values(self, stream: Stream, context: Context) -> KeysValues:
-        parts = self._project(stream, context)
-        return KeysValues(parts.k, parts.v)
-
-    def _project(self, stream: Stream, context: Context) -> _Projected:
-        x_TE, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
-        pre_TF = context.each_moment(project(normed_TE, self.uvqk))
-        buffer = GradientBuffer(pre_TF.shape[1])
-        return _Projected(context.each_moment(x_TE), *self.split(pre_TF, context, buffer), buffer)
-
-    def _gated(self, y_THD: Tensor, parts: _Projected, context: Context) -> Stream:
         dropout = self.dropout.p if self.training else 0.0
         seed = context.kernel_seed() if dropout else None
-        gated_TF = gate(y_THD.flatten(1), parts.u.flatten(1), dropout, seed, self.number, self.gate_eps, parts.buffer)
+        gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, seed, self.number, self.gate_eps, buffer)
         if seed is None:  # the kernel did not drop
             gated_TF = self.dropout(gated_TF)
-        return Stream(parts.x_TE, project(gated_TF, self.out.weight.t(), self.out.bias))
+        return Stream(x_TE, project(gated_TF, self.out.weight.t(), self.out.bias)), KeysValues(k, v)
+
+    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
+        x_TE, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
+        pre_TF = context.each_moment(project(normed_TE, self.uvqk))
+        uvqk = pre_TF.view(len(pre_TF), 4, self.heads, -1).transpose(0, 1)
+        vqk = F.silu(uvqk[1:])
+        v, (q, k) = vqk[0], context.rotated(self.rotary, vqk[1:])
+        own, bias = KeysValues(context.padded(k), context.padded(v)), self.bias.of_look(context)
+        y_RGHD = look_silu(context.padded(q), own, past, context.is_past_BS, self.max_len, bias)
+        u_TF = pre_TF[:, : pre_TF.shape[1] // 4]
+        gated_TF = gate(y_RGHD.reshape(u_TF.shape), u_TF, eps=self.gate_eps)
+        delta_TE = project(gated_TF, self.out.weight.t(), self.out.bias)
+        return Stream(context.each_moment(x_TE), delta_TE), KeysValues(k, v)
+
+    def keys_values(self, stream: Stream, context: Context) -> KeysValues:
+        _, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
+        _, weight_v, _, weight_k = self.uvqk.chunk(4, dim=1)
+        v, k = (F.silu(project(normed_TE, weight)) for weight in (weight_v, weight_k))
+        v, k = (x.view(len(x), self.heads, -1) for x in (v, k))
+        return KeysValues(context.rotated_keys(self.rotary, k), v)
 
     def split(
         self, pre_TF: Tensor, context: Context, buffer: GradientBuffer | None = None
@@ -133,17 +125,13 @@ class RelativeBias(nn.Module):
         self.position = nn.Parameter(torch.empty(distances).normal_(0, 0.02)) if config.position_bias else None
         self.time = nn.Parameter(torch.empty(LAST_BUCKET + 1).normal_(0, 0.02)) if config.time_bias else None
 
-    def of_look(self, context: LookContext) -> tuple[Tensor, Tensor] | None:
-        """What is added to the scores of pending tokens: [B, Q, S] for settled keys, [R, G, G] for their own."""
-        _, M, _ = context.shape
-        parts: list[tuple[Tensor, Tensor]] = []
+    def of_look(self, context: LookContext) -> Tensor | None:
+        """What is added to the scores of pending tokens, [B, M, G, K]; M or G is 1 where all have the same."""
+        by_place = by_time = None
         if self.position is not None:
-            centre = (len(self.position) - 1) // 2
-            past_BGS, own_GG = (self.position[centre + apart] for apart in context.distances())
-            parts.append((past_BGS.repeat(1, M, 1), own_GG[None]))
+            by_place = self.position.take((len(self.position) - 1) // 2 + context.distances())
         if self.time is not None:
-            past, own = context.buckets(LAST_BUCKET)
-            parts.append((self.time[past], self.time[own]))
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        return parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
+            by_time = self.time.take(context.buckets(LAST_BUCKET))
+        if by_place is None or by_time is None:
+            return by_time if by_place is None else by_place
+        return by_place + by_time

@@ -6,44 +6,35 @@
 
 `trope.models.remember` says what is kept and why that is exact.
 
-Shape letters: B histories, L events, S settled events, G pending events, M moments, H heads, D head dim, E width.
+Shape letters: B histories, L events, S settled events, G pending events, M moments, E width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
-from trope.kernels.look import KeysValues
-from trope.models.look_context import Pending, Settled
+from trope.models.kept import Events, Layers
+from trope.models.look_context import Pending, Settled, Speeds
 from trope.models.remember import look, remember, settle, settled_counts
 from trope.rotary.checks import check_time_dtype
 
 if TYPE_CHECKING:
     from trope.models.recommender import SequentialRecommender
 
-# Numbers of one intermediate tensor of `look`; more moments are looked at in parts.
+# Numbers in the largest intermediate tensor of a look; more moments are looked at in parts.
 MOST_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 26}
-SPARE = 16  # events a memory can take before its tensors grow by a quarter
-
-
-class Events(NamedTuple):
-    """Histories in host memory, right-padded: padded items are 0, and padded times the row's last time."""
-
-    items_BL: Tensor
-    times_BL: Tensor
-    lengths_B: Tensor
 
 
 class Memory:
-    """B histories of one model, with the keys and values of every layer. Made by `SequentialRecommender.remember`.
+    """B histories of one model, with the keys and values of every layer. `SequentialRecommender.remember` makes it.
 
-    A memory belongs to the weights it was made with: make it anew when they change. Calls must not overlap while one of
-    them is `append`, which changes the memory in place.
+    A memory belongs to the weights it was made with: make it anew when they change. `append` changes the memory in
+    place, so no other call may run at the same time.
 
     Args:
         model: in eval mode, with blocks that can remember.
@@ -52,13 +43,29 @@ class Memory:
 
     def __init__(self, model: SequentialRecommender, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor) -> None:
         _check(model, items_BL, times_BL, lengths_B)
-        self.model = model
         with _plain_tensors():
-            # What decides the next step is read on the host; a GPU is not waited for each time.
-            self._events = Events(*(x.detach().to("cpu", torch.int64, copy=True) for x in (items_BL, times_BL, lengths_B)))
-            self._settled_B = settled_counts(self._events.times_BL, self._events.lengths_B, model.looks_later)
-            self._layers = remember(model, items_BL, times_BL, lengths_B)
-            self._parts: tuple[Settled, Pending] | None = None
+            events = Events.copy_of(items_BL, times_BL, lengths_B)
+            settled_B = settled_counts(events.times_BL, events.lengths_B, model.looks_later)
+            layers = Layers(remember(model, items_BL, times_BL, lengths_B), model.config.model.max_len)
+        self._take(model, events, settled_B, layers, Speeds())
+
+    def _take(
+        self, model: SequentialRecommender, events: Events, settled_B: Tensor, layers: Layers, speeds: Speeds
+    ) -> Self:
+        self.model, self._events, self._settled_B, self._layers, self._speeds = model, events, settled_B, layers, speeds
+        self._inputs: tuple[Settled, Pending] | None = None
+        return self
+
+    @classmethod
+    def join(cls, memories: Sequence[Memory]) -> Memory:
+        """One memory of all histories of several memories of one model, in their order; a copy."""
+        if not memories or any(memory.model is not memories[0].model for memory in memories):
+            raise ValueError("join takes one memory or more of the same model, got others; remember with one model")
+        with _plain_tensors():
+            settled_B = torch.cat([memory._settled_B for memory in memories])
+            layers = Layers.join([memory._layers for memory in memories], int(settled_B.max()))
+            events = Events.join([memory._events for memory in memories])
+        return cls.__new__(cls)._take(memories[0].model, events, settled_B, layers, memories[0]._speeds)
 
     def __len__(self) -> int:
         """B."""
@@ -66,39 +73,42 @@ class Memory:
 
     @property
     def events(self) -> Events:
-        """The histories, at most the model's `max_len` last events of each; not to be changed."""
+        """The histories, at most the last `max_len` events of each; read only."""
         return self._events
 
     @property
     def num_bytes(self) -> int:
         """Of the keys and values, which is nearly all that a memory takes."""
-        return sum(x.numel() * x.element_size() for layer in self._layers for x in layer)
+        return self._layers.num_bytes
 
     def look(self, moments: Tensor) -> Tensor:
         """See `SequentialRecommender.look`."""
         check_time_dtype(moments, "moments")
         if moments.dim() not in (1, 2) or (moments.dim() == 2 and len(moments) != len(self)):
             raise ValueError(
-                f"moments must be [M], or [B, M] with a row for each of {len(self)} histories, got {tuple(moments.shape)}"
+                f"moments must be [M], or [B, M] with a row for each of {len(self)} histories, got "
+                f"{tuple(moments.shape)}"
             )
-        self._check_mode()
-        moments_BM = moments.to(self._device, torch.int64).expand(len(self), -1)
+        _check_mode(self.model)
         with _plain_tensors():
-            settled, pending = self._inputs()
-            layers = self._past(settled.times_BS.shape[1])
+            moments_BM = moments.to(self._layers.device, torch.int64).expand(len(self), -1)
+            settled, pending = self._parts()
+            past = self._layers.first(settled.times_BS.shape[1])
             parts = moments_BM.split(self._moments_at_a_time(settled, pending), dim=1)
-            return torch.cat([look(self.model, layers, settled, pending, part) for part in parts], dim=1)
+            outs = [look(self.model, past, settled, pending, part, self._speeds) for part in parts]
+            return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
 
     def append(self, items_B: Tensor, times_B: Tensor) -> None:
-        """Continue each history by one event, in place; `look` then gives what `encode_last` gives with that event.
+        """Continue each history by one event, in place. `look` then gives what `encode_last` gives with that event.
 
-        The events that were pending now look from the new event's time and are settled. With
-        `model.predicts="next-moment"` they stay pending while the new event has their own time.
+        The pending events now look from the new event's time and are settled. With `model.predicts="next-moment"` they
+        stay pending while the new event has their own time.
 
-        A history of `max_len` events loses its oldest one. Every position of the window then moves, and all that is
-        left had seen that event, so the window is encoded anew: at full length an append costs what `remember` costs.
+        A history of `max_len` events loses its oldest one. Every position of its window then moves, and what is left
+        has seen the lost event, so the window is encoded anew: at full length an append costs what `remember` costs.
 
-        items_B, times_B: int64, one item and one time (Unix seconds) for each history.
+        items_B, times_B: int64, one item and one time (Unix seconds) for each history. As in `encode`, values are not
+        checked; times should not fall.
         """
         check_time_dtype(times_B)
         if items_B.shape != (len(self),) or times_B.shape != (len(self),):
@@ -106,162 +116,93 @@ class Memory:
                 f"append takes one item and one time for each of {len(self)} histories, got shapes "
                 f"{tuple(items_B.shape)} and {tuple(times_B.shape)}"
             )
-        self._check_mode()
-        items_B, times_B = (x.detach().to("cpu", torch.int64) for x in (items_B, times_B))
-        lengths_B, rows_B = self._events.lengths_B, torch.arange(len(self))
-        is_full_B = lengths_B == self.model.config.model.max_len
-        settles_B = ~is_full_B
-        if self.model.looks_later:
-            settles_B &= times_B > self._events.times_BL[rows_B, lengths_B - 1]
+        _check_mode(self.model)
+        max_len = self.model.config.model.max_len
         with _plain_tensors():
+            items_B, times_B = (x.detach().to("cpu", torch.int64) for x in (items_B, times_B))
+            is_full_B = self._events.lengths_B == max_len
+            settles_B = ~is_full_B
+            if self.model.looks_later:
+                settles_B &= times_B > self._events.last_times()
             if settles_B.any():
                 self._settle(settles_B, times_B)
-            self._grow(min(int(lengths_B.max()) + 1, self.model.config.model.max_len))
-            self._events = _appended(self._events, items_B, times_B, is_full_B)
+            self._events = self._events.append(items_B, times_B, max_len)
+            self._inputs = None
             if is_full_B.any():
                 self._encode_anew(is_full_B)
-            self._parts = None
 
-    @classmethod
-    def join(cls, memories: Sequence[Memory]) -> Memory:
-        """One memory of the histories of several, of the same model, in this order; a copy."""
-        if not memories or any(memory.model is not memories[0].model for memory in memories):
-            raise ValueError("join takes one memory or more of the same model; remember the histories with one model")
-        joined = cls.__new__(cls)
-        joined.model, joined._parts = memories[0].model, None
-        most, stored = (max(int(m._settled_B.max()) for m in memories), max(m._capacity for m in memories))
-        with _plain_tensors():
-            wide = [_padded(memory._events, stored) for memory in memories]
-            joined._events = Events(*(torch.cat(parts) for parts in zip(*wide, strict=True)))
-            joined._settled_B = torch.cat([memory._settled_B for memory in memories])
-            joined._layers = tuple(
-                KeysValues(*(torch.cat([_wide(x, most) for x in parts]) for parts in zip(*layers, strict=True)))
-                for layers in zip(*(memory._layers for memory in memories), strict=True)
-            )
-        return joined
-
-    @property
-    def _device(self) -> torch.device:
-        return self._layers[0].keys.device
-
-    @property
-    def _capacity(self) -> int:
-        return self._events.items_BL.shape[1]
-
-    def _check_mode(self) -> None:
-        if self.model.training:
-            raise ValueError("the model is in training mode, whose dropout no two calls share; call model.eval()")
-
-    def _past(self, S: int) -> tuple[KeysValues, ...]:
-        return tuple(KeysValues(*(x[:, :, :S] for x in layer)) for layer in self._layers)
-
-    def _inputs(self) -> tuple[Settled, Pending]:
-        """Where the settled events stand, and the pending ones, on the model's device; kept until the next append."""
-        if self._parts is None:
+    def _parts(self) -> tuple[Settled, Pending]:
+        """Where settled events stand, and the pending ones, on the model's device; formed once after each append."""
+        if self._inputs is None:
             items_BL, times_BL, lengths_B = self._events
-            counts_B = lengths_B - self._settled_B
+            counts_B, S = lengths_B - self._settled_B, int(self._settled_B.max())
             group = torch.arange(int(counts_B.max()))
             index_BG = torch.minimum(self._settled_B[:, None] + group, lengths_B[:, None] - 1)
-            items_BG = items_BL.gather(1, index_BG).masked_fill(group >= counts_B[:, None], 0)
-            host = (times_BL[:, : int(self._settled_B.max())], self._settled_B, items_BG, times_BL.gather(1, index_BG))
-            times_BS, settled_B, items_BG, times_BG, index_BG, counts_B = (
-                x.to(self._device) for x in (*host, index_BG, counts_B)
-            )
-            self._parts = Settled(times_BS, settled_B), Pending(items_BG, times_BG, index_BG, counts_B)
-        return self._parts
+            items_BG = items_BL.gather(1, index_BG)
+            if len(group) > 1:
+                items_BG.masked_fill_(group >= counts_B[:, None], 0)
+            on_host = times_BL[:, :S], self._settled_B, items_BG, times_BL.gather(1, index_BG), index_BG, counts_B
+            times_BS, settled_B, *pending = (x.to(self._layers.device) for x in on_host)
+            has_padding = int(self._settled_B.min()) < S
+            self._inputs = Settled(times_BS, settled_B, has_padding), Pending(*pending)
+        return self._inputs
 
     def _moments_at_a_time(self, settled: Settled, pending: Pending) -> int:
-        heads, S = self._layers[0].keys.shape[1], settled.times_BS.shape[1]
-        widest = max(heads * S, 4 * self.model.config.model.width)
-        return max(1, MOST_NUMBERS.get(self._device.type, 1 << 26) // (pending.items_BG.numel() * widest))
+        model = self.model.config.model
+        widest = max(model.heads * settled.times_BS.shape[1], 4 * model.heads * model.head_dim)
+        most = MOST_NUMBERS.get(self._layers.device.type, MOST_NUMBERS["cuda"])
+        return max(1, most // (pending.items_BG.numel() * widest))
 
     def _settle(self, settles_B: Tensor, times_B: Tensor) -> None:
-        """Compute the pending events of some histories for good; the others' are computed too and left out."""
-        settled, pending = self._inputs()
-        layers = self._past(settled.times_BS.shape[1])
-        kept = settle(self.model, layers, settled, pending, times_B.to(self._device))
-        is_new_BG = settles_B[:, None] & (torch.arange(pending.items_BG.shape[1]) < self._pending_B[:, None])
-        rows_N, group_N = torch.nonzero(is_new_BG, as_tuple=True)
-        places_N = (self._settled_B[rows_N] + group_N).to(self._device)
-        rows_N, group_N = rows_N.to(self._device), group_N.to(self._device)
-        self._grow(int(self._events.lengths_B.max()))
-        for layer, new in zip(self._layers, kept, strict=True):
-            for stored_BHSD, new_BHGD in zip(layer, new, strict=True):
-                stored_BHSD[rows_N, :, places_N] = new_BHGD[rows_N, :, group_N].to(stored_BHSD.dtype)
-        self._settled_B = torch.where(settles_B, self._events.lengths_B, self._settled_B)
-
-    @property
-    def _pending_B(self) -> Tensor:
-        return self._events.lengths_B - self._settled_B
-
-    def _grow(self, length: int) -> None:
-        """Make room for histories of this length, and a quarter more than that, up to `max_len`."""
-        most = self.model.config.model.max_len
-        wanted = min(most, length + max(SPARE, length // 4))
-        if self._capacity < length:
-            self._events = _padded(self._events, wanted)
-        if self._layers[0].keys.shape[2] < length:
-            self._layers = tuple(KeysValues(*(_wide(x, wanted) for x in layer)) for layer in self._layers)
+        """Keep the pending events of some histories for good; the others' are computed too and not kept."""
+        settled, pending = self._parts()
+        past, times_B = self._layers.first(settled.times_BS.shape[1]), times_B.to(self._layers.device)
+        new = settle(self.model, past, settled, pending, times_B, self._speeds)
+        counts_B = torch.where(settles_B, self._events.lengths_B - self._settled_B, 0)
+        self._layers.write(new, self._settled_B, counts_B)
+        self._settled_B = self._settled_B + counts_B
 
     def _encode_anew(self, which_B: Tensor) -> None:
-        """Remember the windows of some histories from their events."""
-        rows = torch.nonzero(which_B).flatten()
-        items_BL, times_BL, lengths_B = (x[rows] for x in self._events)
-        self._settled_B[rows] = settled_counts(times_BL, lengths_B, self.model.looks_later)
-        L = int(lengths_B.max())
-        window = (x.to(self._device) for x in (items_BL[:, :L], times_BL[:, :L], lengths_B))
-        kept = remember(self.model, *window)
-        self._grow(L)
-        for layer, new in zip(self._layers, kept, strict=True):
-            for stored_BHSD, new_BHLD in zip(layer, new, strict=True):
-                stored_BHSD[rows.to(self._device), :, :L] = new_BHLD.to(stored_BHSD.dtype)
+        """Remember the windows of some histories from their events, all of one length."""
+        events = Events(*(x[which_B] for x in self._events))
+        new = remember(self.model, *(x.to(self._layers.device) for x in events))
+        counts_B = torch.zeros_like(self._settled_B).masked_scatter(which_B, events.lengths_B)
+        if not which_B.all():  # rows of the whole batch
+            new = tuple(type(layer)(*(_rows(x, which_B) for x in layer)) for layer in new)
+        self._layers.write(new, torch.zeros_like(counts_B), counts_B)
+        anew = settled_counts(events.times_BL, events.lengths_B, self.model.looks_later)
+        self._settled_B = self._settled_B.masked_scatter(which_B, anew)
 
 
 @contextmanager
 def _plain_tensors() -> Iterator[None]:
-    """Without gradients, and with tensors that later calls may write to, also where the caller is in inference mode."""
+    """No gradients; tensors that later calls may write to, also where the caller is in inference mode."""
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+def _rows(x: Tensor, which_B: Tensor) -> Tensor:
+    """x as some rows of a batch that is zero elsewhere."""
+    whole = x.new_zeros(len(which_B), *x.shape[1:])
+    whole[which_B.to(x.device)] = x
+    return whole
+
+
+def _check_mode(model: SequentialRecommender) -> None:
+    if model.training:
+        raise ValueError("a memory needs a model without dropout, got one in training mode; call model.eval()")
 
 
 def _check(model: SequentialRecommender, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor) -> None:
     for block in model.blocks:
         if not block.can_remember:
             raise ValueError(block.refusal())
-    if model.training:
-        raise ValueError("remember needs a model without dropout, got one in training mode; call model.eval()")
+    _check_mode(model)
     check_time_dtype(times_BL)
     if items_BL.dim() != 2 or times_BL.shape != items_BL.shape or lengths_B.shape != items_BL.shape[:1]:
         raise ValueError(
-            "remember takes items and times [B, L] and lengths [B], got "
+            "remember takes items and times [B, L] and lengths [B], got shapes "
             f"{tuple(items_BL.shape)}, {tuple(times_BL.shape)} and {tuple(lengths_B.shape)}"
         )
     if not len(lengths_B) or not 1 <= int(lengths_B.min()) <= int(lengths_B.max()) <= items_BL.shape[1]:
-        raise ValueError("remember needs a history, and in each between 1 and L events; leave empty histories out")
-
-
-def _appended(events: Events, items_B: Tensor, times_B: Tensor, is_full_B: Tensor) -> Events:
-    """One event more in each row; full rows lose their first."""
-    items_BL, times_BL, lengths_B = events
-    if is_full_B.any():
-        items_BL, times_BL = items_BL.clone(), times_BL.clone()
-        for x_BL in (items_BL, times_BL):
-            x_BL[is_full_B] = x_BL[is_full_B].roll(-1, dims=1)
-    places_B = lengths_B - is_full_B.long()
-    rows_B = torch.arange(len(lengths_B))
-    items_BL[rows_B, places_B], times_BL[rows_B, places_B] = items_B, times_B
-    return Events(items_BL, times_BL, places_B + 1)
-
-
-def _padded(events: Events, length: int) -> Events:
-    more = length - events.items_BL.shape[1]
-    items_BL = torch.nn.functional.pad(events.items_BL, (0, more))
-    return Events(items_BL, torch.cat((events.times_BL, events.times_BL[:, -1:].expand(-1, more)), dim=1), events[2])
-
-
-def _wide(x_BHSD: Tensor, length: int) -> Tensor:
-    """x with `length` places; new places are zero."""
-    wide = x_BHSD.new_zeros(*x_BHSD.shape[:2], length, x_BHSD.shape[3])
-    kept = min(length, x_BHSD.shape[2])
-    wide[:, :, :kept] = x_BHSD[:, :, :kept]
-    return wide
+        raise ValueError("remember needs a history, and from 1 to L events in each; leave empty histories out")

@@ -21,7 +21,7 @@ from torch import Tensor
 from trope.kernels.look import KeysValues
 from trope.kernels.sequence_bounds import SequenceBounds
 from trope.models.context import Context, Stream
-from trope.models.look_context import LookContext, Pending, Settled
+from trope.models.look_context import LookContext, Pending, Settled, Speeds
 from trope.rotary import query_times
 
 if TYPE_CHECKING:
@@ -62,12 +62,13 @@ def look(
     settled: Settled,
     pending: Pending,
     moments_BM: Tensor,
+    speeds: Speeds,
 ) -> Tensor:
     """Unit vectors [B, M, E], float32: what `encode_last` gives for each history at each of its moments.
 
     layers: keys and values of the settled events in each layer, [B, H, S, D].
     """
-    stream, start_TE, context = _enter(model, settled, pending, moments_BM)
+    stream, start_TE, context = _enter(model, settled, pending, moments_BM, speeds)
     for block, past in zip(model.blocks, layers, strict=True):
         stream, _ = block.look(stream, context, past)
     B, M, G = context.shape
@@ -80,10 +81,15 @@ def look(
 
 
 def settle(
-    model: SequentialRecommender, layers: tuple[KeysValues, ...], settled: Settled, pending: Pending, times_B: Tensor
+    model: SequentialRecommender,
+    layers: tuple[KeysValues, ...],
+    settled: Settled,
+    pending: Pending,
+    times_B: Tensor,
+    speeds: Speeds,
 ) -> tuple[KeysValues, ...]:
     """Keys and values of the pending events, [B, H, G, D], once the next event's time is known: from it they look."""
-    stream, _, context = _enter(model, settled, pending, times_B[:, None])
+    stream, _, context = _enter(model, settled, pending, times_B[:, None], speeds)
     kept = []
     for block, past in zip(model.blocks[:-1], layers[:-1], strict=True):
         stream, layer = block.look(stream, context, past)
@@ -93,13 +99,13 @@ def settle(
 
 
 def _by_head(layers: list[KeysValues], context: Context) -> tuple[KeysValues, ...]:
-    """Flat tokens [T, H, D] as [B, H, L, D], copied: a view would keep the queries beside them alive."""
-    return tuple(KeysValues(*(context.padded(x).transpose(1, 2).contiguous() for x in layer)) for layer in layers)
+    """Flat tokens [T, H, D] as [B, H, L, D]; views, which may keep the queries beside them alive."""
+    return tuple(KeysValues(*(context.padded(x).transpose(1, 2) for x in layer)) for layer in layers)
 
 
 def _enter(
-    model: SequentialRecommender, settled: Settled, pending: Pending, moments_BM: Tensor
+    model: SequentialRecommender, settled: Settled, pending: Pending, moments_BM: Tensor, speeds: Speeds
 ) -> tuple[Stream, Tensor, LookContext]:
     """The stream of the pending events, once for all moments; what it began with; the context of all moments."""
     x_TE = model.embed(pending.items_BG, pending.index_BG).flatten(0, 1)
-    return Stream(x_TE), x_TE, LookContext(settled, pending, moments_BM, like=x_TE)
+    return Stream(x_TE), x_TE, LookContext(settled, pending, moments_BM, x_TE, speeds)

@@ -49,8 +49,7 @@ class AttentionFirst(Block):
         return self.behind(context.each_moment(x_TE), attended_TE), kept
 
     def keys_values(self, stream: Stream, context: Context) -> KeysValues:
-        _, k, v = self._causal().split(self.norm1(stream.sum()), context)
-        return KeysValues(context.flat(k), context.flat(v))
+        return self._causal().keys_values(self.norm1(stream.sum()), context)
 
     def _causal(self) -> CausalAttention:
         if not isinstance(self.attention, CausalAttention):
@@ -123,9 +122,18 @@ class CausalAttention(nn.Module):
 
     def look(self, x_TE: Tensor, context: LookContext, past: KeysValues) -> tuple[Tensor, KeysValues]:
         """`remember` for pending tokens. past: [B, H, S, D]."""
-        q_RGHD, k_RGHD, v_RGHD = self.split(x_TE, context)
-        y_RGHD = look_softmax(q_RGHD, KeysValues(k_RGHD, v_RGHD), past, context.is_past_BS)
-        return self.out(y_RGHD.flatten(0, 1).flatten(1)), KeysValues(context.flat(k_RGHD), context.flat(v_RGHD))
+        qkv = context.each_moment(self.qkv(x_TE)).unflatten(1, (3, self.heads, -1)).transpose(0, 1)
+        v, (q, k) = qkv[2], context.rotated(self.rotary, qkv[:2])
+        own = KeysValues(context.padded(k), context.padded(v))
+        y_RGHD = look_softmax(context.padded(q), own, past, context.is_past_BS)
+        return self.out(y_RGHD.flatten(0, 1).flatten(1)), KeysValues(k, v)
+
+    def keys_values(self, x_TE: Tensor, context: Context) -> KeysValues:
+        """Keys and values alone, [T, H, D]."""
+        width = self.qkv.in_features
+        bias = None if self.qkv.bias is None else self.qkv.bias[width:]
+        kv = F.linear(x_TE, self.qkv.weight[width:], bias).unflatten(1, (2, self.heads, -1))
+        return KeysValues(context.rotated_keys(self.rotary, kv[:, 0]), kv[:, 1])
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
@@ -134,8 +142,7 @@ class CausalAttention(nn.Module):
 
     def split(self, x_TE: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v of padded sequences, [B, L, H, D], q and k rotated."""
-        projected = context.padded(context.each_moment(self.qkv(x_TE)))
-        q, k, v = projected.unflatten(-1, (3, self.heads, -1)).unbind(2)
+        q, k, v = context.padded(self.qkv(x_TE)).unflatten(-1, (3, self.heads, -1)).unbind(2)
         return *rotated(self.rotary, q, k, context), v
 
 
