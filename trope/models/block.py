@@ -56,7 +56,7 @@ class Block(nn.Module, ABC):
         """
         raise ValueError(self.refusal())
 
-    def keys_values(self, stream: Stream, context: Context) -> KeysValues:
+    def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
         """The keys and values of `remember` or `look` alone: all that is kept of the last block."""
         raise ValueError(self.refusal())
 

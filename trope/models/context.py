@@ -60,8 +60,7 @@ class Context:
     @property
     def dtype(self) -> torch.dtype:
         """Of the products: autocast's where it is on."""
-        device = self._like.device.type
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self._like.dtype
+        return product_dtype(self._like)
 
     def gaps(self, last: int) -> Gaps:
         """Time gaps of all pairs, in buckets 0 .. last, for HSTU's time bias."""
@@ -109,10 +108,6 @@ class Context:
             x_T = x_T.new_zeros((shape[0] * shape[1], *x_T.shape[1:])).index_copy(0, self._slots(), x_T)
         return x_T.unflatten(0, shape)
 
-    def each_moment(self, x_T: Tensor) -> Tensor:
-        """x of every token. `LookContext` sees tokens from several moments; here each token is seen from one."""
-        return x_T
-
     def rotated_keys(self, rotary: Rotation | None, k_THD: Tensor) -> Tensor:
         """Keys without their queries, rotated where there is an encoding."""
         if rotary is None:
@@ -131,6 +126,12 @@ class Context:
             token_T = torch.arange(len(self.times_T), device=self.times_T.device)
             self._slots_T = self.bounds.row_of(token_T) * self.bounds.max_len + self.index_T
         return self._slots_T
+
+
+def product_dtype(like: Tensor) -> torch.dtype:
+    """The dtype of products with such a tensor: autocast's where it is on."""
+    device = like.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
 
 
 def relative_intervals(times_BL: Tensor, most: int) -> Tensor:

@@ -82,15 +82,13 @@ class HSTUBlock(Block):
         pre_TF = context.each_moment(project(normed_TE, self.uvqk))
         uvqk = pre_TF.view(len(pre_TF), 4, self.heads, -1).transpose(0, 1)
         vqk = F.silu(uvqk[1:])
-        v, (q, k) = vqk[0], context.rotated(self.rotary, vqk[1:])
-        own, bias = KeysValues(context.padded(k), context.padded(v)), self.bias.of_look(context)
-        y_RGHD = look_silu(context.padded(q), own, past, context.is_past_BS, self.max_len, bias)
-        u_TF = pre_TF[:, : pre_TF.shape[1] // 4]
-        gated_TF = gate(y_RGHD.reshape(u_TF.shape), u_TF, eps=self.gate_eps)
-        delta_TE = project(gated_TF, self.out.weight.t(), self.out.bias)
-        return Stream(context.each_moment(x_TE), delta_TE), KeysValues(k, v)
+        q, k = context.rotated(self.rotary, vqk[1:])
+        own, bias = KeysValues(k, vqk[0]), self.bias.of_look(context)
+        y_THD = look_silu(q, own, past, context.shape, context.pending.seen_BGK, self.max_len, bias)
+        gated_TF = gate(y_THD.flatten(1), uvqk[0].flatten(1), eps=self.gate_eps)
+        return Stream(context.each_moment(x_TE), project(gated_TF, self.out.weight.t(), self.out.bias)), own
 
-    def keys_values(self, stream: Stream, context: Context) -> KeysValues:
+    def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
         _, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
         _, weight_v, _, weight_k = self.uvqk.chunk(4, dim=1)
         v, k = (F.silu(project(normed_TE, weight)) for weight in (weight_v, weight_k))
@@ -129,7 +127,7 @@ class RelativeBias(nn.Module):
         """What is added to the scores of pending tokens, [B, M, G, K]; M or G is 1 where all have the same."""
         by_place = by_time = None
         if self.position is not None:
-            by_place = self.position.take((len(self.position) - 1) // 2 + context.distances())
+            by_place = self.position.take((len(self.position) - 1) // 2 + context.pending.distances_BGK)[:, None]
         if self.time is not None:
             by_time = self.time.take(context.buckets(LAST_BUCKET))
         if by_place is None or by_time is None:

@@ -1,114 +1,154 @@
 """What a `Memory` keeps: the events of its histories on the host, and keys and values on the model's device.
 
-Shape letters: B histories, L events, S stored places, G new events, H heads, D head dim.
+Shape letters: B histories, L events, S settled events, G pending events, K = S + G, H heads, D head dim, Z = 2 N keys
+and values of N layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trope.kernels.look import KeysValues
+from trope.models.look_context import Pending
+from trope.models.remember import Layers
 
 SPARE = 16
-"""Places, or a quarter of those in use if that is more, which are added when a store is full."""
+"""Places, or a quarter of those in use if that is more, that a store gets beyond what it needs."""
+Numbers = npt.NDArray[np.int64]
 
 
 class Events(NamedTuple):
     """Histories in host memory, right-padded: what the next step is depends on them, and no GPU is waited for."""
 
-    items_BL: Tensor  # int64
-    times_BL: Tensor  # int64 Unix seconds
-    lengths_B: Tensor
+    items_BL: Numbers
+    times_BL: Numbers  # Unix seconds
+    lengths_B: Numbers
 
     @classmethod
-    def copy_of(cls, *history: Tensor) -> Events:
+    def copy_of(cls, *history: Tensor) -> Self:
         """Items, times and lengths as they are now."""
-        return cls(*(x.detach().to("cpu", torch.int64, copy=True) for x in history))
+        return cls(*(x.detach().to("cpu", torch.int64, copy=True).numpy() for x in history))
 
     @classmethod
-    def join(cls, parts: Sequence[Events]) -> Events:
+    def join(cls, parts: Sequence[Events]) -> Self:
         """All histories of several."""
         L = max(part.items_BL.shape[1] for part in parts)
-        return cls(*(torch.cat(list(tensors)) for tensors in zip(*(part.with_room(L) for part in parts), strict=True)))
+        items_BL, times_BL = (np.concatenate([_widened(part[side], L) for part in parts]) for side in (0, 1))
+        return cls(items_BL, times_BL, np.concatenate([part.lengths_B for part in parts]))
 
-    def last_times(self) -> Tensor:
+    def rows(self, which_B: npt.NDArray[np.bool_]) -> tuple[Tensor, ...]:
+        """Some histories, as tensors."""
+        return tuple(torch.from_numpy(x[which_B]) for x in self)
+
+    def last_times(self) -> Numbers:
         """Of each history's last event, [B]."""
-        return self.times_BL.gather(1, self.lengths_B[:, None] - 1)[:, 0]
+        return self.times_BL[np.arange(len(self.lengths_B)), self.lengths_B - 1]
 
-    def with_room(self, length: int) -> Events:
-        """The same with `length` places at least."""
-        more = length - self.items_BL.shape[1]
-        if more <= 0:
-            return self
-        return Events(F.pad(self.items_BL, (0, more)), F.pad(self.times_BL, (0, more)), self.lengths_B)
-
-    def append(self, items_B: Tensor, times_B: Tensor, max_len: int) -> Events:
-        """One event more in each history; those of `max_len` events lose their first. Changes the tensors in place."""
-        places_B1 = self.lengths_B.clamp(max=max_len - 1)[:, None]
-        longest = int(places_B1.max()) + 1
-        kept = self if longest <= self.items_BL.shape[1] else self.with_room(min(max_len, room_for(longest)))
+    def append(self, items_B: Numbers, times_B: Numbers, max_len: int) -> Self:
+        """One event more in each history; those of `max_len` events lose their first. Changes the arrays in place."""
         is_full_B = self.lengths_B == max_len
-        for x_BL, new_B in zip(kept[:2], (items_B, times_B), strict=True):
+        places_B = self.lengths_B - is_full_B
+        longest = int(places_B.max()) + 1
+        width = self.items_BL.shape[1] if longest <= self.items_BL.shape[1] else min(max_len, room_for(longest))
+        kept = [_widened(x_BL, width) for x_BL in (self.items_BL, self.times_BL)]
+        rows_B = np.arange(len(places_B))
+        for x_BL, new_B in zip(kept, (items_B, times_B), strict=True):
             if is_full_B.any():
-                x_BL[is_full_B] = x_BL[is_full_B].roll(-1, dims=1)
-            x_BL.scatter_(1, places_B1, new_B[:, None])
-        return kept._replace(lengths_B=places_B1[:, 0] + 1)
+                x_BL[is_full_B] = np.roll(x_BL[is_full_B], -1, axis=1)
+            x_BL[rows_B, places_B] = new_B
+        return type(self)(*kept, places_B + 1)
+
+    def settled_counts(self, looks_later: bool) -> Numbers:
+        """How many events of each history no moment changes, [B]; the others are pending, at least one.
+
+        looks_later: as in `SequentialRecommender`.
+        """
+        if not looks_later:
+            return self.lengths_B - 1
+        # As in `query_times`: an event looks from a later one's time once a time rises between them.
+        places = np.arange(1, self.times_BL.shape[1])
+        rises_BL = (self.times_BL[:, 1:] > self.times_BL[:, :-1]) & (places < self.lengths_B[:, None])
+        return np.where(rises_BL, places, 0).max(axis=1, initial=0)
+
+    def pending(self, settled_B: Numbers, device: torch.device) -> Pending:
+        """The events behind the settled ones, with where their keys stand."""
+        S, counts_B = int(settled_B.max()), self.lengths_B - settled_B
+        group, places = np.arange(int(counts_B.max())), np.arange(S)
+        G = len(group)
+        index_BG = np.minimum(settled_B[:, None] + group, self.lengths_B[:, None] - 1)
+        rows_B1 = np.arange(len(settled_B))[:, None]
+        items_BG, times_BG = self.items_BL[rows_B1, index_BG], self.times_BL[rows_B1, index_BG]
+        seen_BGK = None
+        if G > 1 or int(settled_B.min()) < S:
+            items_BG = np.where(group < counts_B[:, None], items_BG, 0)
+            seen_BGK = np.empty((len(settled_B), G, S + G), np.bool_)
+            seen_BGK[:, :, :S] = (places < settled_B[:, None])[:, None]
+            seen_BGK[:, :, S:] = group <= group[:, None]
+        key_index_BK = np.concatenate((np.broadcast_to(places, (len(settled_B), S)), index_BG), axis=1)
+        key_times_BK = np.concatenate((self.times_BL[:, :S], times_BG), axis=1)
+        distances_BGK = key_index_BK[:, None] - index_BG[:, :, None]
+        arrays = (items_BG, times_BG, index_BG, counts_B, key_times_BK, distances_BGK)
+        tensors = (torch.from_numpy(x).to(device) for x in arrays)
+        return Pending(*tensors, None if seen_BGK is None else torch.from_numpy(seen_BGK).to(device))
 
 
-class Layers:
-    """Keys and values of every layer, [B, H, S, D] each, with room for more events.
+class Store:
+    """Keys and values of every layer in one tensor [Z, B, H, S, D], with room for more events.
 
     layers: as computed; they are copied. most: places that will ever be needed.
     """
 
-    def __init__(self, layers: Sequence[KeysValues], most: int) -> None:
+    def __init__(self, layers: Layers, most: int) -> None:
         self.most = most
-        places = min(most, room_for(layers[0].keys.shape[2]))
-        self._layers = [KeysValues(*(_widened(x, places) for x in layer)) for layer in layers]
+        B, H, L, D = layers[0].keys.shape
+        self._kept_ZBHSD = layers[0].keys.new_zeros(2 * len(layers), B, H, min(most, room_for(L)), D)
+        for kept_BHSD, new_BHLD in zip(self._kept_ZBHSD, (x for layer in layers for x in layer), strict=True):
+            kept_BHSD[:, :, :L] = new_BHLD
 
     @classmethod
-    def join(cls, parts: Sequence[Layers], used: int) -> Layers:
-        """The first `used` places of all histories of several."""
-        rows = zip(*(part.first(used) for part in parts), strict=True)  # of each layer, its keys and values in all parts
-        joined = [KeysValues(*(torch.cat(_same_length(xs)) for xs in zip(*layers, strict=True))) for layers in rows]
-        return cls(joined, parts[0].most)
+    def join(cls, parts: Sequence[Store]) -> Store:
+        """All histories of several."""
+        joined = cls.__new__(cls)
+        joined.most = parts[0].most
+        places = max(part._kept_ZBHSD.shape[3] for part in parts)
+        joined._kept_ZBHSD = torch.cat([_with_places(part._kept_ZBHSD, places) for part in parts], dim=1)
+        return joined
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
-        return self._layers[0].keys.device
+        """Where the tensor lies."""
+        return self._kept_ZBHSD.device
 
     @property
     def num_bytes(self) -> int:
-        """Of all of them."""
-        return sum(x.numel() * x.element_size() for layer in self._layers for x in layer)
+        """Of the tensor."""
+        return self._kept_ZBHSD.numel() * self._kept_ZBHSD.element_size()
 
-    def first(self, places: int) -> tuple[KeysValues, ...]:
+    def first(self, places: int) -> Layers:
         """Views of the first places."""
-        return tuple(KeysValues(layer.keys[:, :, :places], layer.values[:, :, :places]) for layer in self._layers)
+        kept = self._kept_ZBHSD[:, :, :, :places].unbind(0)
+        return tuple(KeysValues(keys, values) for keys, values in zip(kept[::2], kept[1::2], strict=True))
 
-    def write(self, new: Sequence[KeysValues], starts_B: Tensor, counts_B: Tensor) -> None:
-        """Put the first counts_B of new places [B, H, G, D] behind starts_B, both on the host."""
+    def write(self, new: Layers, starts_B: Numbers, counts_B: Numbers) -> None:
+        """Put the first counts_B of new places [B, H, G, D] behind starts_B."""
         needed = int((starts_B + counts_B).max())
-        if needed > self._layers[0].keys.shape[2]:
-            places = min(self.most, room_for(needed))
-            self._layers = [KeysValues(*(_widened(x, places) for x in layer)) for layer in self._layers]
+        if needed > self._kept_ZBHSD.shape[3]:
+            self._kept_ZBHSD = _with_places(self._kept_ZBHSD, min(self.most, room_for(needed)))
+        new_ZBHGD = torch.stack([x for layer in new for x in layer])
         if len(starts_B) == 1:
-            start, count = int(starts_B), int(counts_B)
-            for layer, kept in zip(self._layers, new, strict=True):
-                layer.keys[:, :, start : start + count] = kept.keys[:, :, :count]
-                layer.values[:, :, start : start + count] = kept.values[:, :, :count]
+            count = needed - int(starts_B[0])
+            self._kept_ZBHSD[:, :, :, needed - count : needed] = new_ZBHGD[:, :, :, :count]
             return
-        rows_N, group_N = torch.nonzero(torch.arange(int(counts_B.max())) < counts_B[:, None], as_tuple=True)
-        rows_N, group_N, places_N = (x.to(self.device) for x in (rows_N, group_N, starts_B[rows_N] + group_N))
-        for layer, kept in zip(self._layers, new, strict=True):
-            layer.keys[rows_N, :, places_N] = kept.keys[rows_N, :, group_N]
-            layer.values[rows_N, :, places_N] = kept.values[rows_N, :, group_N]
+        rows_N, group_N = np.nonzero(np.arange(int(counts_B.max())) < counts_B[:, None])
+        arrays = rows_N, group_N, starts_B[rows_N] + group_N
+        rows, group, places = (torch.from_numpy(x).to(self.device) for x in arrays)
+        self._kept_ZBHSD[:, rows, :, places] = new_ZBHGD[:, rows, :, group]
 
 
 def room_for(places: int) -> int:
@@ -116,16 +156,15 @@ def room_for(places: int) -> int:
     return places + max(SPARE, places // 4)
 
 
-def _widened(x_BHSD: Tensor, places: int) -> Tensor:
-    """A copy with so many places, at least as many as there are; new places are zero."""
-    B, H, S, D = x_BHSD.shape
-    wide = x_BHSD.new_empty(B, H, places, D)
-    wide[:, :, :S] = x_BHSD
-    wide[:, :, S:] = 0  # they are read, with weight 0, beside longer histories
+def _widened(x_BL: Numbers, length: int) -> Numbers:
+    """x itself, or a copy with so many columns; new ones are zero."""
+    more = length - x_BL.shape[1]
+    return np.pad(x_BL, ((0, 0), (0, more))) if more > 0 else x_BL
+
+
+def _with_places(kept_ZBHSD: Tensor, places: int) -> Tensor:
+    """A copy with so many places. New ones are zero: they are read, with weight 0, beside longer histories."""
+    Z, B, H, S, D = kept_ZBHSD.shape
+    wide = kept_ZBHSD.new_zeros(Z, B, H, places, D)
+    wide[:, :, :, :S] = kept_ZBHSD
     return wide
-
-
-def _same_length(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Each [B, H, S, D] with the places of the longest."""
-    places = max(x.shape[2] for x in parts)
-    return [x if x.shape[2] == places else _widened(x, places) for x in parts]

@@ -1,127 +1,132 @@
 """What the blocks share while they look: a few pending tokens of each history, seen from many moments.
 
-Shape letters: B histories, M moments, G pending tokens of a history, R = B M sequences, Q = M G, T = B M G tokens,
-S settled events of a history, K = S + G keys, H heads, D head dim, P planes, C coordinates.
+Shape letters: B histories, M moments, G pending tokens of a history, T = B M G tokens, S settled events, K = S + G keys
+of a pending token, H heads, D head dim, P planes, C coordinates, N layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trope.kernels.attention.reference import time_buckets
-from trope.kernels.rotary.reference import phase, rotate
-from trope.kernels.sequence_bounds import SequenceBounds
-from trope.models.context import Context, Rotation
-
-
-class Settled(NamedTuple):
-    """The events of B histories that no moment changes any more, right-padded."""
-
-    times_BS: Tensor  # int64 seconds
-    counts_B: Tensor
-    has_padding: bool  # whether a history has fewer than S; known on the host
+from trope.kernels.rotary.reference import phase
+from trope.models.context import Rotation, product_dtype
 
 
 class Pending(NamedTuple):
-    """The last events of B histories, which look from the moment that is asked for; right-padded to G."""
+    """The last events of B histories, which look from the moment that is asked for; right-padded to G.
 
-    items_BG: Tensor
-    times_BG: Tensor
+    Their keys are the settled events, right-padded to S, and then the pending ones.
+    """
+
+    items_BG: Tensor  # 0 for padding
+    times_BG: Tensor  # int64 seconds
     index_BG: Tensor  # each event's place in its history
     counts_B: Tensor  # from 1
+    key_times_BK: Tensor  # int64 seconds
+    distances_BGK: Tensor  # key's place minus pending event's
+    seen_BGK: Tensor | None  # which keys exist and are not later; None if all
 
 
 class Speeds:
-    """How fast the planes of each encoding turn, formed once for all looks. It belongs to the weights, as memories do."""
+    """How fast the planes of all layers turn, formed once for all looks. It belongs to the weights, as memories do.
 
-    def __init__(self) -> None:
-        self._of: dict[Rotation, tuple[Tensor, Tensor | None]] = {}
+    rotaries: the layers' encodings, all of one kind, or none.
+    """
 
-    def of(self, rotary: Rotation) -> tuple[Tensor, Tensor | None]:
-        """Frequencies of queries and keys [C, 2, 1, P], and the betas of the paper's FP32 phases if these are meant."""
-        if rotary not in self._of:
-            freqs_q, freqs_k, betas = rotary.paper_phase() or (*rotary.frequencies(), None)
-            self._of[rotary] = torch.stack((freqs_q, freqs_k), dim=1)[:, :, None], betas
-        return self._of[rotary]
+    def __init__(self, rotaries: Sequence[Rotation]) -> None:
+        self.rotary = rotaries[0] if rotaries else None
+        self._place = {rotary: place for place, rotary in enumerate(rotaries)}
+        self._freqs: Tensor | None = None  # [C, 2, 1, N * 2P], of queries and keys
+        self._betas: Tensor | None = None
+        if self.rotary is None:
+            return
+        assert all(type(rotary) is type(self.rotary) for rotary in rotaries), "layers stand at the same coordinates"
+        assert all(rotary.layout == "interleaved" and rotary.rotary_dim == rotary.head_dim for rotary in rotaries)
+        parts = [rotary.paper_phase() or (*rotary.frequencies(), None) for rotary in rotaries]
+        # A plane (x0, x1) turns to (x0, x1) * (cos, cos) + (x1, x0) * (-sin, sin): each frequency with both signs.
+        signs = torch.tensor([-1.0, 1.0], dtype=torch.float64, device=parts[0][0].device)
+        freqs = [torch.stack(part[:2], dim=1) for part in parts]
+        self._freqs = torch.cat([(x[..., None] * signs.to(x.dtype)).flatten(-2) for x in freqs], dim=-1)[:, :, None]
+        if parts[0][2] is not None:
+            self._betas = torch.cat([betas.repeat_interleave(2) for *_, betas in parts if betas is not None])
+
+    def cos_sin(self, coords_C2T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos, and sin with its signs, of queries and keys at their coordinates, [2, T, N * 2P]."""
+        assert self._freqs is not None
+        angles = phase(coords_C2T, self._freqs, self._betas).to(dtype)
+        return angles.cos(), angles.sin()
+
+    def dims_of(self, rotary: Rotation) -> slice:
+        """Where a layer's planes lie in `cos_sin`."""
+        place = self._place[rotary]
+        return slice(place * rotary.rotary_dim, (place + 1) * rotary.rotary_dim)
 
 
-class LookContext(Context):
+class LookContext:
     """The pending tokens once for each moment: token (b, m, g) is the g-th pending event of b, seen from moment m.
 
-    A pending token's keys are the settled events' and then those of its own group, K = S + G of them.
-
     Args:
-        settled, pending: of each history; the pending events follow the settled ones.
+        pending: the events of each history.
         moments_BM: int64 seconds.
         like: a tensor of the device and dtype that blocks compute in.
         speeds: of the model.
     """
 
-    def __init__(self, settled: Settled, pending: Pending, moments_BM: Tensor, like: Tensor, speeds: Speeds) -> None:
+    def __init__(self, pending: Pending, moments_BM: Tensor, like: Tensor, speeds: Speeds) -> None:
         (B, M), G = moments_BM.shape, pending.items_BG.shape[1]
-        self.settled, self.pending, self.shape, self.speeds = settled, pending, (B, M, G), speeds
-        self.moments_BM = moments_BM
-        times_T, index_T = (x[:, None].expand(B, M, G).reshape(-1) for x in (pending.times_BG, pending.index_BG))
-        looking_from_T = moments_BM[:, :, None].expand(B, M, G).reshape(-1)
-        counts_R = pending.counts_B if M == 1 else pending.counts_B.repeat_interleave(M)
-        super().__init__(SequenceBounds.padded(counts_R, G), times_T, looking_from_T, index_T, like)
-        self._angles: dict[Rotation, Tensor] = {}
+        self.shape, self.pending, self.moments_BM = (B, M, G), pending, moments_BM
+        self._like, self._speeds = like, speeds
+        self._cos_sin: tuple[Tensor, Tensor] | None = None
         self._buckets: dict[int, Tensor] = {}
-        self._distances: Tensor | None = None
 
     @property
-    def is_past_BS(self) -> Tensor | None:
-        """Which places of the settled events are taken; None where all are."""
-        if not self.settled.has_padding:
-            return None
-        return torch.arange(self.settled.times_BS.shape[1], device=self._like.device) < self.settled.counts_B[:, None]
+    def dtype(self) -> torch.dtype:
+        """Of the products: autocast's where it is on."""
+        return product_dtype(self._like)
 
-    def each_moment(self, x_T: Tensor) -> Tensor:
-        """x of every token, [T, ..], where it is given once for all moments of a history, [B * G, ..]."""
+    def each_moment(self, x: Tensor) -> Tensor:
+        """x of every token, [T, ..], where it is given once for all moments, [B * G, ..]."""
         B, M, G = self.shape
-        if len(x_T) == B * M * G:
-            return x_T
-        return x_T.view(B, 1, G, *x_T.shape[1:]).expand(B, M, G, *x_T.shape[1:]).flatten(0, 2)
+        if len(x) == B * M * G:
+            return x
+        return x.view(B, 1, G, *x.shape[1:]).expand(B, M, G, *x.shape[1:]).flatten(0, 2)
 
     def rotated(self, rotary: Rotation | None, qk_2THD: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys [T, H, D], rotated where there is an encoding."""
-        if rotary is not None:
-            qk_2THD = _turned(qk_2THD, self._angles_of(rotary), rotary)
-        return qk_2THD[0], qk_2THD[1]
+        q_THD, k_THD = (qk_2THD if rotary is None else self._turned(rotary, qk_2THD, slice(2))).unbind(0)
+        return q_THD, k_THD
 
     def rotated_keys(self, rotary: Rotation | None, k_THD: Tensor) -> Tensor:
         """Keys alone."""
-        return k_THD if rotary is None else _turned(k_THD[None], self._angles_of(rotary)[1:], rotary)[0]
+        return k_THD if rotary is None else self._turned(rotary, k_THD[None], slice(1, 2))[0]
 
-    def _angles_of(self, rotary: Rotation) -> Tensor:
-        """Angles of queries and of keys, [2, T, P]."""
-        if rotary not in self._angles:
-            freqs, betas = self.speeds.of(rotary)
-            self._angles[rotary] = phase(torch.stack(self.coordinates(rotary), dim=1), freqs, betas)
-        return self._angles[rotary]
+    def _turned(self, rotary: Rotation, x_2THD: Tensor, sides: slice) -> Tensor:
+        """x turned by the angles of queries, keys or both; float64 stays float64, all else turns in float32."""
+        if self._cos_sin is None:
+            dtype = torch.promote_types(x_2THD.dtype, torch.float32)
+            self._cos_sin = self._speeds.cos_sin(self._coordinates(rotary), dtype)
+        cos_2TD, sin_2TD = (x[sides, :, self._speeds.dims_of(rotary)].unsqueeze(2) for x in self._cos_sin)
+        wide = x_2THD.to(cos_2TD.dtype)
+        swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return torch.addcmul(wide * cos_2TD, swapped, sin_2TD).to(x_2THD.dtype)
 
-    def distances(self) -> Tensor:
-        """Key's place minus query's place, [B, 1, G, K], the same for all moments."""
-        if self._distances is None:
-            B, _, G = self.shape
-            places_S = torch.arange(self.settled.times_BS.shape[1], device=self._like.device).expand(B, -1)
-            index_BG = self.pending.index_BG
-            self._distances = (torch.cat((places_S, index_BG), dim=1)[:, None] - index_BG[:, :, None])[:, None]
-        return self._distances
+    def _coordinates(self, rotary: Rotation) -> Tensor:
+        """Where queries and keys stand, [C, 2, T]."""
+        B, M, G = self.shape
+        looking_from_BMG, times_BMG, index_BMG = (
+            x.expand(B, M, G)
+            for x in (self.moments_BM[:, :, None], self.pending.times_BG[:, None], self.pending.index_BG[:, None])
+        )
+        queries, keys = rotary.coordinates_at(times_BMG, looking_from_BMG, index_BMG)
+        return torch.stack((queries, keys), dim=1).flatten(2)
 
     def buckets(self, last: int) -> Tensor:
-        """Buckets 0 .. last of the times from keys to moments, [B, M, 1, K], the same for all of a group."""
+        """Buckets 0 .. last of the times from keys to moments, [B, M, 1, K], the same for a whole group."""
         if last not in self._buckets:
-            key_times_BK = torch.cat((self.settled.times_BS, self.pending.times_BG), dim=1)
-            self._buckets[last] = time_buckets(self.moments_BM, key_times_BK, last)[:, :, None]
+            self._buckets[last] = time_buckets(self.moments_BM, self.pending.key_times_BK, last)[:, :, None]
         return self._buckets[last]
-
-
-def _turned(x_BLHD: Tensor, angles_BLP: Tensor, rotary: Rotation) -> Tensor:
-    """x turned by these angles, in the arithmetic of `trope.kernels.rotary.reference.rotate_by`."""
-    if x_BLHD.dtype != torch.float64:
-        angles_BLP = angles_BLP.float()
-    return rotate(x_BLHD, angles_BLP.cos(), angles_BLP.sin(), rotary.layout == "interleaved")

@@ -15,12 +15,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trope.models.kept import Events, Layers
-from trope.models.look_context import Pending, Settled, Speeds
-from trope.models.remember import look, remember, settle, settled_counts
+from trope.kernels.look import KeysValues
+from trope.models.kept import Events, Numbers, Store
+from trope.models.look_context import Pending, Speeds
+from trope.models.remember import look, remember, settle
+from trope.rotary.base import Rotary
 from trope.rotary.checks import check_time_dtype
 
 if TYPE_CHECKING:
@@ -45,15 +49,15 @@ class Memory:
         _check(model, items_BL, times_BL, lengths_B)
         with _plain_tensors():
             events = Events.copy_of(items_BL, times_BL, lengths_B)
-            settled_B = settled_counts(events.times_BL, events.lengths_B, model.looks_later)
-            layers = Layers(remember(model, items_BL, times_BL, lengths_B), model.config.model.max_len)
-        self._take(model, events, settled_B, layers, Speeds())
+            store = Store(remember(model, items_BL, times_BL, lengths_B), model.config.model.max_len)
+            speeds = Speeds([part for part in model.blocks.modules() if isinstance(part, Rotary)])
+        self._take(model, events, events.settled_counts(model.looks_later), store, speeds)
 
     def _take(
-        self, model: SequentialRecommender, events: Events, settled_B: Tensor, layers: Layers, speeds: Speeds
+        self, model: SequentialRecommender, events: Events, settled_B: Numbers, store: Store, speeds: Speeds
     ) -> Self:
-        self.model, self._events, self._settled_B, self._layers, self._speeds = model, events, settled_B, layers, speeds
-        self._inputs: tuple[Settled, Pending] | None = None
+        self.model, self._events, self._settled_B, self._store, self._speeds = model, events, settled_B, store, speeds
+        self._pending: Pending | None = None
         return self
 
     @classmethod
@@ -61,11 +65,11 @@ class Memory:
         """One memory of all histories of several memories of one model, in their order; a copy."""
         if not memories or any(memory.model is not memories[0].model for memory in memories):
             raise ValueError("join takes one memory or more of the same model, got others; remember with one model")
+        events = Events.join([memory._events for memory in memories])
+        settled_B = np.concatenate([memory._settled_B for memory in memories])
         with _plain_tensors():
-            settled_B = torch.cat([memory._settled_B for memory in memories])
-            layers = Layers.join([memory._layers for memory in memories], int(settled_B.max()))
-            events = Events.join([memory._events for memory in memories])
-        return cls.__new__(cls)._take(memories[0].model, events, settled_B, layers, memories[0]._speeds)
+            store = Store.join([memory._store for memory in memories])
+        return cls.__new__(cls)._take(memories[0].model, events, settled_B, store, memories[0]._speeds)
 
     def __len__(self) -> int:
         """B."""
@@ -79,7 +83,7 @@ class Memory:
     @property
     def num_bytes(self) -> int:
         """Of the keys and values, which is nearly all that a memory takes."""
-        return self._layers.num_bytes
+        return self._store.num_bytes
 
     def look(self, moments: Tensor) -> Tensor:
         """See `SequentialRecommender.look`."""
@@ -91,11 +95,10 @@ class Memory:
             )
         _check_mode(self.model)
         with _plain_tensors():
-            moments_BM = moments.to(self._layers.device, torch.int64).expand(len(self), -1)
-            settled, pending = self._parts()
-            past = self._layers.first(settled.times_BS.shape[1])
-            parts = moments_BM.split(self._moments_at_a_time(settled, pending), dim=1)
-            outs = [look(self.model, past, settled, pending, part, self._speeds) for part in parts]
+            moments_BM = moments.to(self._store.device, torch.int64).expand(len(self), -1)
+            past, pending = self._parts()
+            parts = moments_BM.split(self._moments_at_a_time(pending), dim=1)
+            outs = [look(self.model, past, pending, part, self._speeds) for part in parts]
             return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
 
     def append(self, items_B: Tensor, times_B: Tensor) -> None:
@@ -117,61 +120,47 @@ class Memory:
                 f"{tuple(items_B.shape)} and {tuple(times_B.shape)}"
             )
         _check_mode(self.model)
+        items, times = (x.detach().to("cpu", torch.int64).numpy() for x in (items_B, times_B))
         max_len = self.model.config.model.max_len
+        is_full_B = self._events.lengths_B == max_len
+        settles_B = ~is_full_B
+        if self.model.looks_later:
+            settles_B &= times > self._events.last_times()
         with _plain_tensors():
-            items_B, times_B = (x.detach().to("cpu", torch.int64) for x in (items_B, times_B))
-            is_full_B = self._events.lengths_B == max_len
-            settles_B = ~is_full_B
-            if self.model.looks_later:
-                settles_B &= times_B > self._events.last_times()
             if settles_B.any():
-                self._settle(settles_B, times_B)
-            self._events = self._events.append(items_B, times_B, max_len)
-            self._inputs = None
+                self._settle(settles_B, times)
+            self._events, self._pending = self._events.append(items, times, max_len), None
             if is_full_B.any():
                 self._encode_anew(is_full_B)
 
-    def _parts(self) -> tuple[Settled, Pending]:
-        """Where settled events stand, and the pending ones, on the model's device; formed once after each append."""
-        if self._inputs is None:
-            items_BL, times_BL, lengths_B = self._events
-            counts_B, S = lengths_B - self._settled_B, int(self._settled_B.max())
-            group = torch.arange(int(counts_B.max()))
-            index_BG = torch.minimum(self._settled_B[:, None] + group, lengths_B[:, None] - 1)
-            items_BG = items_BL.gather(1, index_BG)
-            if len(group) > 1:
-                items_BG.masked_fill_(group >= counts_B[:, None], 0)
-            on_host = times_BL[:, :S], self._settled_B, items_BG, times_BL.gather(1, index_BG), index_BG, counts_B
-            times_BS, settled_B, *pending = (x.to(self._layers.device) for x in on_host)
-            has_padding = int(self._settled_B.min()) < S
-            self._inputs = Settled(times_BS, settled_B, has_padding), Pending(*pending)
-        return self._inputs
+    def _parts(self) -> tuple[tuple[KeysValues, ...], Pending]:
+        """Keys and values of the settled events, and the pending ones, which are formed once after each append."""
+        if self._pending is None:
+            self._pending = self._events.pending(self._settled_B, self._store.device)
+        return self._store.first(int(self._settled_B.max())), self._pending
 
-    def _moments_at_a_time(self, settled: Settled, pending: Pending) -> int:
+    def _moments_at_a_time(self, pending: Pending) -> int:
         model = self.model.config.model
-        widest = max(model.heads * settled.times_BS.shape[1], 4 * model.heads * model.head_dim)
-        most = MOST_NUMBERS.get(self._layers.device.type, MOST_NUMBERS["cuda"])
+        widest = max(model.heads * pending.key_times_BK.shape[1], 4 * model.heads * model.head_dim)
+        most = MOST_NUMBERS.get(self._store.device.type, MOST_NUMBERS["cuda"])
         return max(1, most // (pending.items_BG.numel() * widest))
 
-    def _settle(self, settles_B: Tensor, times_B: Tensor) -> None:
+    def _settle(self, settles_B: npt.NDArray[np.bool_], times: Numbers) -> None:
         """Keep the pending events of some histories for good; the others' are computed too and not kept."""
-        settled, pending = self._parts()
-        past, times_B = self._layers.first(settled.times_BS.shape[1]), times_B.to(self._layers.device)
-        new = settle(self.model, past, settled, pending, times_B, self._speeds)
-        counts_B = torch.where(settles_B, self._events.lengths_B - self._settled_B, 0)
-        self._layers.write(new, self._settled_B, counts_B)
+        past, pending = self._parts()
+        new = settle(self.model, past, pending, torch.from_numpy(times).to(self._store.device), self._speeds)
+        counts_B = np.where(settles_B, self._events.lengths_B - self._settled_B, 0)
+        self._store.write(new, self._settled_B, counts_B)
         self._settled_B = self._settled_B + counts_B
 
-    def _encode_anew(self, which_B: Tensor) -> None:
-        """Remember the windows of some histories from their events, all of one length."""
-        events = Events(*(x[which_B] for x in self._events))
-        new = remember(self.model, *(x.to(self._layers.device) for x in events))
-        counts_B = torch.zeros_like(self._settled_B).masked_scatter(which_B, events.lengths_B)
-        if not which_B.all():  # rows of the whole batch
-            new = tuple(type(layer)(*(_rows(x, which_B) for x in layer)) for layer in new)
-        self._layers.write(new, torch.zeros_like(counts_B), counts_B)
-        anew = settled_counts(events.times_BL, events.lengths_B, self.model.looks_later)
-        self._settled_B = self._settled_B.masked_scatter(which_B, anew)
+    def _encode_anew(self, which_B: npt.NDArray[np.bool_]) -> None:
+        """Remember the full windows of some histories from their events."""
+        window = [x.to(self._store.device) for x in self._events.rows(which_B)]
+        new = remember(self.model, *window)
+        rows = torch.from_numpy(np.flatnonzero(which_B)).to(self._store.device)
+        for kept, layer in zip(self._store.first(window[0].shape[1]), new, strict=True):
+            kept.keys[rows], kept.values[rows] = layer
+        self._settled_B = np.where(which_B, self._events.settled_counts(self.model.looks_later), self._settled_B)
 
 
 @contextmanager
@@ -179,13 +168,6 @@ def _plain_tensors() -> Iterator[None]:
     """No gradients; tensors that later calls may write to, also where the caller is in inference mode."""
     with torch.inference_mode(False), torch.no_grad():
         yield
-
-
-def _rows(x: Tensor, which_B: Tensor) -> Tensor:
-    """x as some rows of a batch that is zero elsewhere."""
-    whole = x.new_zeros(len(which_B), *x.shape[1:])
-    whole[which_B.to(x.device)] = x
-    return whole
 
 
 def _check_mode(model: SequentialRecommender) -> None:

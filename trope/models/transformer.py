@@ -48,7 +48,7 @@ class AttentionFirst(Block):
         attended_TE, kept = self._causal().look(self.norm1(x_TE), context, past)
         return self.behind(context.each_moment(x_TE), attended_TE), kept
 
-    def keys_values(self, stream: Stream, context: Context) -> KeysValues:
+    def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
         return self._causal().keys_values(self.norm1(stream.sum()), context)
 
     def _causal(self) -> CausalAttention:
@@ -123,12 +123,12 @@ class CausalAttention(nn.Module):
     def look(self, x_TE: Tensor, context: LookContext, past: KeysValues) -> tuple[Tensor, KeysValues]:
         """`remember` for pending tokens. past: [B, H, S, D]."""
         qkv = context.each_moment(self.qkv(x_TE)).unflatten(1, (3, self.heads, -1)).transpose(0, 1)
-        v, (q, k) = qkv[2], context.rotated(self.rotary, qkv[:2])
-        own = KeysValues(context.padded(k), context.padded(v))
-        y_RGHD = look_softmax(context.padded(q), own, past, context.is_past_BS)
-        return self.out(y_RGHD.flatten(0, 1).flatten(1)), KeysValues(k, v)
+        q, k = context.rotated(self.rotary, qkv[:2])
+        own = KeysValues(k, qkv[2])
+        y_THD = look_softmax(q, own, past, context.shape, context.pending.seen_BGK)
+        return self.out(y_THD.flatten(1)), own
 
-    def keys_values(self, x_TE: Tensor, context: Context) -> KeysValues:
+    def keys_values(self, x_TE: Tensor, context: Context | LookContext) -> KeysValues:
         """Keys and values alone, [T, H, D]."""
         width = self.qkv.in_features
         bias = None if self.qkv.bias is None else self.qkv.bias[width:]

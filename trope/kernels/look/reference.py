@@ -1,11 +1,12 @@
 """Attention of a few new tokens to remembered keys and to each other, in plain PyTorch.
 
-Each of B histories has M sequences of G new tokens, one sequence for each moment. A token sees the history's remembered
-keys, and the tokens of its own sequence up to itself. The remembered keys are read in place, not copied per moment.
+Each of B histories has M sequences of G new tokens, one sequence for each moment. A token sees its history's remembered
+keys and the tokens of its own sequence up to itself. The remembered keys are read in place, not copied per moment.
 
-Shape letters: B histories, M moments, G new tokens of a sequence, R = B M sequences, Q = M G queries of a history,
-S remembered keys, K = S + G keys of a token, H heads,
-D head dim.
+Few operations on purpose: with one moment, each costs more than what it computes.
+
+Shape letters: B histories, M moments, G new tokens of a sequence, Q = M G queries of a history, T = B M G tokens,
+S remembered keys, K = S + G keys of a token, H heads, D head dim.
 """
 
 from __future__ import annotations
@@ -25,63 +26,64 @@ class KeysValues(NamedTuple):
     values: Tensor
 
 
+Shape = tuple[int, int, int]
+"""B, M, G."""
+
+
 def look_silu(
-    q_RGHD: Tensor, own: KeysValues, past: KeysValues, is_past_BS: Tensor | None, n: int, bias_BMGK: Tensor | None
-) -> Tensor:
-    """HSTU's attention, y [R, G, H, D]: the new tokens' rows of `trope.kernels.attention`.
+    q_THD: Tensor, own: KeysValues, past: KeysValues, shape: Shape, seen_BGK: Tensor | None, n: int,
+    bias_BMGK: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """HSTU's attention, y [T, H, D]: the new tokens' rows of `trope.kernels.attention`.
 
     Args:
-        q_RGHD: queries of the new tokens; `own` has their keys and values in this shape.
+        q_THD: queries of the new tokens, ordered by history, moment and place; `own` has their keys and values.
         past: remembered keys and values, [B, H, S, D].
-        is_past_BS: which of them exist; None if all do.
+        seen_BGK: which keys a token sees, the remembered ones first; None if all.
         n: what attention is divided by.
-        bias_BMGK: what is added to the scores of remembered keys and of a sequence's own; M or G may be 1.
+        bias_BMGK: what is added to the scores; M or G may be 1.
     """
-    past_BHMGS, own_BHMGG = _scores(q_RGHD, own.keys, past.keys)
+    scores_BHMGK = _scores(q_THD, own.keys, past.keys, shape)
     if bias_BMGK is not None:
-        S = past_BHMGS.shape[4]
-        past_BHMGS += bias_BMGK[:, None, ..., :S]
-        own_BHMGG += bias_BMGK[:, None, ..., S:]
-    # In place: at hundreds of moments a new tensor for each of these passes costs as much as the products.
-    weights_BHMGS = F.silu(past_BHMGS, inplace=True).div_(n)
-    if is_past_BS is not None:
-        weights_BHMGS *= is_past_BS[:, None, None, None]
-    own_BHMGG = F.silu(own_BHMGG) / n
-    return _sum(weights_BHMGS, past.values, own_BHMGG if q_RGHD.shape[1] == 1 else own_BHMGG.tril(), own.values)
+        scores_BHMGK += bias_BMGK[:, None]
+    # In place: at hundreds of moments, a new tensor for each of these passes costs as much as the products.
+    weights_BHMGK = F.silu(scores_BHMGK, inplace=True).div_(n)
+    if seen_BGK is not None:
+        weights_BHMGK *= seen_BGK[:, None, None]
+    return _sum(weights_BHMGK, own.values, past.values, shape)
 
 
-def look_softmax(q_RGHD: Tensor, own: KeysValues, past: KeysValues, is_past_BS: Tensor | None) -> Tensor:
-    """Softmax attention with scores divided by sqrt(D), y [R, G, H, D]. Arguments as in `look_silu`."""
-    G, D = q_RGHD.shape[1], q_RGHD.shape[3]
-    past_BHMGS, own_BHMGG = _scores(q_RGHD * (1 / math.sqrt(D)), own.keys, past.keys)
-    if is_past_BS is not None:
-        past_BHMGS.masked_fill_(~is_past_BS[:, None, None, None], -torch.inf)
-    if G > 1:
-        later_GG = torch.ones(G, G, dtype=torch.bool, device=q_RGHD.device).triu(1)
-        own_BHMGG = own_BHMGG.masked_fill(later_GG, -torch.inf)
-    weights = torch.cat((past_BHMGS, own_BHMGG), dim=-1).softmax(dim=-1).to(own.values.dtype)
-    weights_BHMGS, weights_BHMGG = weights.split((past_BHMGS.shape[4], G), dim=-1)
-    return _sum(weights_BHMGS, past.values, weights_BHMGG, own.values)
+def look_softmax(q_THD: Tensor, own: KeysValues, past: KeysValues, shape: Shape, seen_BGK: Tensor | None) -> Tensor:
+    """Softmax attention with scores divided by sqrt(D), y [T, H, D]. Arguments as in `look_silu`."""
+    scores_BHMGK = _scores(q_THD * (1 / math.sqrt(q_THD.shape[2])), own.keys, past.keys, shape)
+    if seen_BGK is not None:
+        scores_BHMGK.masked_fill_(~seen_BGK[:, None, None], -torch.inf)
+    return _sum(scores_BHMGK.softmax(dim=-1).to(own.values.dtype), own.values, past.values, shape)
 
 
-def _scores(q_RGHD: Tensor, keys_RGHD: Tensor, past_BHSD: Tensor) -> tuple[Tensor, Tensor]:
-    """New dot products with remembered keys [B, H, M, G, S], and with the keys of each sequence [B, H, M, G, G]."""
-    (R, G, H, D), (B, _, S, _) = q_RGHD.shape, past_BHSD.shape
-    M = R // B
-    q_BHQD = q_RGHD.reshape(B, M * G, H, D).transpose(1, 2)
-    past_BHMGS = (q_BHQD @ past_BHSD.transpose(-1, -2)).view(B, H, M, G, S)
+def _scores(q_THD: Tensor, keys_THD: Tensor, past_BHSD: Tensor, shape: Shape) -> Tensor:
+    """Dot products with remembered keys and with those of each sequence, a new tensor [B, H, M, G, K]."""
+    B, M, G = shape
+    H, D = q_THD.shape[1:]
+    q_BHQD = q_THD.view(B, M * G, H, D).transpose(1, 2).reshape(B * H, M * G, D)
+    past_BHMGS = torch.bmm(q_BHQD, past_BHSD.flatten(0, 1).transpose(1, 2)).view(B, H, M, G, -1)
     if G == 1:  # a product of 1 x D with D x 1 for each head and moment is slower than this sum
-        return past_BHMGS, (q_RGHD * keys_RGHD).sum(-1).view(B, M, H, 1, 1).transpose(1, 2)
-    own_RHGG = q_RGHD.transpose(1, 2) @ keys_RGHD.permute(0, 2, 3, 1)
-    return past_BHMGS, own_RHGG.view(B, M, H, G, G).transpose(1, 2)
+        own_TH = (q_THD * keys_THD).sum(-1)
+        own_BHMGG = own_TH.view(B, M, H, 1, 1).transpose(1, 2)
+    else:
+        q, k = (x.view(B, M, G, H, D).transpose(2, 3) for x in (q_THD, keys_THD))
+        own_BHMGG = (q @ k.transpose(-1, -2)).transpose(1, 2)
+    return torch.cat((past_BHMGS, own_BHMGG), dim=-1)
 
 
-def _sum(weights_BHMGS: Tensor, past_BHSD: Tensor, weights_BHMGG: Tensor, values_RGHD: Tensor) -> Tensor:
-    """Values summed by their weights, [R, G, H, D], contiguous."""
-    R, G, H, D = values_RGHD.shape
-    y_RGHD = (weights_BHMGS.flatten(2, 3) @ past_BHSD).transpose(1, 2).reshape(R, G, H, D)
-    weights_RHGG = weights_BHMGG.transpose(1, 2).reshape(R, H, G, G)
+def _sum(weights_BHMGK: Tensor, values_THD: Tensor, past_BHSD: Tensor, shape: Shape) -> Tensor:
+    """Values summed by their weights, [T, H, D]."""
+    (B, M, G), (H, D), S = shape, values_THD.shape[1:], past_BHSD.shape[2]
+    weights_BHQS = weights_BHMGK.view(B * H, M * G, S + G)[:, :, :S]
+    y_BHQD = torch.bmm(weights_BHQS, past_BHSD.flatten(0, 1)).view(B, H, M * G, D)
+    y_THD = y_BHQD.transpose(1, 2).reshape(B * M * G, H, D)
+    own_BMHGG = weights_BHMGK[..., S:].transpose(1, 2)
     if G == 1:
-        return torch.addcmul(y_RGHD, weights_RHGG.transpose(1, 2), values_RGHD)
-    own_RGHD = (weights_RHGG @ values_RGHD.transpose(1, 2)).transpose(1, 2)
-    return y_RGHD.add_(own_RGHD)
+        return torch.addcmul(y_THD, own_BMHGG.reshape(B * M, H, 1), values_THD)
+    own_BMHGD = own_BMHGG @ values_THD.view(B, M, G, H, D).transpose(2, 3)
+    return y_THD + own_BMHGD.transpose(2, 3).reshape(y_THD.shape)

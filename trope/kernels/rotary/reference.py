@@ -21,7 +21,7 @@ def phase(coords_CBL: Tensor, freqs_CP: Tensor, betas_P: Tensor | None = None) -
     Args:
         coords_CBL: where each token stands (seconds since an origin, or an index), int64 or float64.
         freqs_CP: turns per unit of coordinate, float64; with `betas_P` the paper's alpha, float32. Or [C, B, 1, P],
-            where each row turns at its own speed.
+            where each row turns at speeds of its own.
         betas_P: if given, the paper's Algorithm 1 lines 2-5 literally, FP32(alpha) * t / beta: float32, not reduced.
     """
     if betas_P is not None:
