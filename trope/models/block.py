@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 from torch import Tensor, nn
 
 from trope.config import Config, RotaryConfig
-from trope.kernels.look import KeysValues
+from trope.kernels.look import KeysValues, look_softmax
 from trope.models.context import Context, Rotation, Stream
 from trope.models.look_context import LookContext
 from trope.rotary import IndexRoPE, TORoPE, TRoPE
@@ -60,7 +60,8 @@ class Block(nn.Module, ABC):
         """The keys and values of `remember` or `look` alone: all that is kept of the last block."""
         raise ValueError(self.refusal())
 
-    def _refusal(self) -> str:
+    def refusal(self) -> str:
+        """Why it cannot remember, and what to do."""
         return (
             f"{type(self).__name__} cannot remember: it has no keys and values that later moments could reuse; use "
             "encode_last, and ask can_remember beforehand"
@@ -91,3 +92,16 @@ def rotated(rotary: Rotation | None, q_BLHD: Tensor, k_BLHD: Tensor, context: Co
         return q_BLHD, k_BLHD
     coords_q, coords_k = (context.padded(coords.T).movedim(-1, 0) for coords in context.coordinates(rotary))
     return rotary.rotate(q_BLHD, k_BLHD, coords_q, coords_k)
+
+
+def look_from(
+    qkv_TF: Tensor, heads: int, rotary: Rotation | None, context: LookContext, past: KeysValues
+) -> tuple[Tensor, KeysValues]:
+    """Softmax attention of pending tokens: its output [T, E], and their keys and values [T, H, D].
+
+    qkv_TF: the projections q, k and v side by side, of each token or once for all moments. past: [B, H, S, D].
+    """
+    qkv = context.each_moment(qkv_TF).unflatten(1, (3, heads, -1)).transpose(0, 1)
+    q, k = context.rotated(rotary, qkv[:2])
+    own = KeysValues(k, qkv[2])
+    return look_softmax(q, own, past, context.shape, context.pending.seen_BGK).flatten(1), own

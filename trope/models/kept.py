@@ -56,13 +56,13 @@ class Events(NamedTuple):
         places_B = self.lengths_B - is_full_B
         longest = int(places_B.max()) + 1
         width = self.items_BL.shape[1] if longest <= self.items_BL.shape[1] else min(max_len, room_for(longest))
-        kept = [_widened(x_BL, width) for x_BL in (self.items_BL, self.times_BL)]
+        items_BL, times_BL = _widened(self.items_BL, width), _widened(self.times_BL, width)
         rows_B = np.arange(len(places_B))
-        for x_BL, new_B in zip(kept, (items_B, times_B), strict=True):
+        for x_BL, new_B in ((items_BL, items_B), (times_BL, times_B)):
             if is_full_B.any():
                 x_BL[is_full_B] = np.roll(x_BL[is_full_B], -1, axis=1)
             x_BL[rows_B, places_B] = new_B
-        return type(self)(*kept, places_B + 1)
+        return type(self)(items_BL, times_BL, places_B + 1)
 
     def settled_counts(self, looks_later: bool) -> Numbers:
         """How many events of each history no moment changes, [B]; the others are pending, at least one.
@@ -93,9 +93,12 @@ class Events(NamedTuple):
         key_index_BK = np.concatenate((np.broadcast_to(places, (len(settled_B), S)), index_BG), axis=1)
         key_times_BK = np.concatenate((self.times_BL[:, :S], times_BG), axis=1)
         distances_BGK = key_index_BK[:, None] - index_BG[:, :, None]
-        arrays = (items_BG, times_BG, index_BG, counts_B, key_times_BK, distances_BGK)
-        tensors = (torch.from_numpy(x).to(device) for x in arrays)
-        return Pending(*tensors, None if seen_BGK is None else torch.from_numpy(seen_BGK).to(device))
+        items, times, index, counts, key_times, distances = (
+            torch.from_numpy(x).to(device)
+            for x in (items_BG, times_BG, index_BG, counts_B, key_times_BK, distances_BGK)
+        )
+        seen = None if seen_BGK is None else torch.from_numpy(seen_BGK).to(device)
+        return Pending(items, times, index, counts, key_times, distances, seen)
 
 
 class Store:

@@ -23,8 +23,8 @@ from torch import Tensor
 from trope.kernels.look import KeysValues
 from trope.models.kept import Events, Numbers, Store
 from trope.models.look_context import Pending, Speeds
-from trope.models.remember import look, remember, settle
-from trope.rotary.base import Rotary
+from trope.models.remember import blocks_of, look, remember, settle
+from trope.rotary import IndexRoPE, TORoPE, TRoPE
 from trope.rotary.checks import check_time_dtype
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Memory:
         with _plain_tensors():
             events = Events.copy_of(items_BL, times_BL, lengths_B)
             store = Store(remember(model, items_BL, times_BL, lengths_B), model.config.model.max_len)
-            speeds = Speeds([part for part in model.blocks.modules() if isinstance(part, Rotary)])
+            speeds = Speeds([part for part in model.blocks.modules() if isinstance(part, TRoPE | TORoPE | IndexRoPE)])
         self._take(model, events, events.settled_counts(model.looks_later), store, speeds)
 
     def _take(
@@ -176,7 +176,7 @@ def _check_mode(model: SequentialRecommender) -> None:
 
 
 def _check(model: SequentialRecommender, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor) -> None:
-    for block in model.blocks:
+    for block in blocks_of(model):
         if not block.can_remember:
             raise ValueError(block.refusal())
     _check_mode(model)

@@ -11,16 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.config import Config, ModelConfig
-from trope.models.block import make_rotary
-from trope.models.context import Rotation, Stream
-from trope.models.transformer import AttentionFirst, CausalAttention
+from trope.kernels.look import KeysValues
+from trope.models.block import Block, make_rotary
+from trope.models.context import Context, Rotation, Stream
+from trope.models.look_context import LookContext
+from trope.models.transformer import CausalAttention
 
 EPS = 1e-6  # of the norms; bf16's own would be 0.008
 # Two thirds of the usual four times the width: SwiGLU has three matrices where others have two.
 EXPANSION, _ROUND = 8 / 3, 16
 
 
-class ModernBlock(AttentionFirst):
+class ModernBlock(Block):
     """Attention and SwiGLU, each behind an RMSNorm and a residual; rotated where the config has a rotary encoding."""
 
     can_remember: ClassVar[bool] = True
@@ -41,7 +43,25 @@ class ModernBlock(AttentionFirst):
     def final_norm(cls, config: Config) -> nn.Module:
         return nn.RMSNorm(config.model.width, eps=EPS)
 
-    def behind(self, x_TE: Tensor, attended_TE: Tensor) -> Stream:
+    def forward(self, stream: Stream, context: Context) -> Stream:
+        x_TE = stream.sum()
+        return self._behind(x_TE, self.attention(self.norm1(x_TE), context))
+
+    def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
+        x_TE = stream.sum()
+        attended_TE, kept = self.attention.remember(self.norm1(x_TE), context)
+        return self._behind(x_TE, attended_TE), kept
+
+    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
+        x_TE = stream.sum()
+        attended_TE, own = self.attention.look(self.norm1(x_TE), context, past)
+        return self._behind(context.each_moment(x_TE), attended_TE), own
+
+    def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
+        return self.attention.keys_values(self.norm1(stream.sum()), context)
+
+    def _behind(self, x_TE: Tensor, attended_TE: Tensor) -> Stream:
+        """The residual stream from what attention was given, before its norm, and what it gave."""
         x_TE = x_TE + self.dropout(attended_TE)
         return Stream(x_TE + self.dropout(self.feed_forward(self.norm2(x_TE))))
 

@@ -13,13 +13,14 @@ Shape letters: B histories, L events, S settled events, G pending events, M mome
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from trope.kernels.look import KeysValues
 from trope.kernels.sequence_bounds import SequenceBounds
+from trope.models.block import Block
 from trope.models.context import Context, Stream
 from trope.models.look_context import LookContext, Pending, Speeds
 from trope.rotary import query_times
@@ -31,6 +32,11 @@ Layers = tuple[KeysValues, ...]
 """Keys and values of every layer, [B, H, S, D] each."""
 
 
+def blocks_of(model: SequentialRecommender) -> list[Block]:
+    """The model's blocks, with their type, which `nn.ModuleList` does not know."""
+    return cast(list[Block], list(model.blocks))
+
+
 def remember(model: SequentialRecommender, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor) -> Layers:
     """Keys and values of all events. Those of settled events are final; the others are not to be read."""
     B, L = items_BL.shape
@@ -39,11 +45,12 @@ def remember(model: SequentialRecommender, items_BL: Tensor, times_BL: Tensor, l
     x_TE = model.embed(items_BL, index_BL).flatten(0, 1)
     bounds = SequenceBounds.padded(lengths_B, L)
     context = Context(bounds, times_BL.flatten(), looking_from_BL.flatten(), index_BL.flatten(), like=x_TE)
+    *blocks, last = blocks_of(model)
     stream, kept = Stream(x_TE), []
-    for block in model.blocks[:-1]:
+    for block in blocks:
         stream, layer = block.remember(stream, context)
         kept.append(layer)
-    kept.append(model.blocks[-1].keys_values(stream, context))
+    kept.append(last.keys_values(stream, context))
     return tuple(KeysValues(*(x.view(B, L, *x.shape[1:]).transpose(1, 2) for x in layer)) for layer in kept)
 
 
@@ -55,7 +62,7 @@ def look(model: SequentialRecommender, past: Layers, pending: Pending, moments_B
     x_TE = model.embed(pending.items_BG, pending.index_BG).flatten(0, 1)
     context = LookContext(pending, moments_BM, x_TE, speeds)
     stream = Stream(x_TE)  # once for all moments: the first block tells them apart
-    for block, layer in zip(model.blocks, past, strict=True):
+    for block, layer in zip(blocks_of(model), past, strict=True):
         stream, _ = block.look(stream, context, layer)
     B, M, G = context.shape
     start_TE, looking_from_T = context.each_moment(x_TE), moments_BM.reshape(-1)
@@ -70,10 +77,11 @@ def settle(model: SequentialRecommender, past: Layers, pending: Pending, times_B
     """Keys and values of the pending events, [B, H, G, D], when the next event's time is known: they look from it."""
     x_TE = model.embed(pending.items_BG, pending.index_BG).flatten(0, 1)
     context = LookContext(pending, times_B[:, None], x_TE, speeds)
+    *blocks, last = blocks_of(model)
     stream, kept = Stream(x_TE), []
-    for block, layer in zip(model.blocks[:-1], past[:-1], strict=True):
+    for block, layer in zip(blocks, past[:-1], strict=True):
         stream, new = block.look(stream, context, layer)
         kept.append(new)
-    kept.append(model.blocks[-1].keys_values(stream, context))
+    kept.append(last.keys_values(stream, context))
     B, _, G = context.shape
     return tuple(KeysValues(*(x.view(B, G, *x.shape[1:]).transpose(1, 2) for x in new)) for new in kept)

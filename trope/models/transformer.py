@@ -8,7 +8,6 @@ Shape letters: B batch, L positions, T tokens, H heads, D head dim, E width, K i
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from typing import ClassVar, Self
 
 import torch
@@ -16,48 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.config import Config, ModelConfig
-from trope.kernels.look import KeysValues, look_softmax
-from trope.models.block import Block, make_rotary, rotated
+from trope.kernels.look import KeysValues
+from trope.models.block import Block, look_from, make_rotary, rotated
 from trope.models.context import Context, Rotation, Stream
 from trope.models.look_context import LookContext
 
 MOST_INTERVALS = 256  # TiSASRec clips intervals here, in both public implementations
 
 
-class AttentionFirst(Block):
-    """A block that begins with attention behind a norm; it can remember where the attention can (`CausalAttention`)."""
-
-    norm1: nn.Module
-    attention: nn.Module
-
-    @abstractmethod
-    def behind(self, x_TE: Tensor, attended_TE: Tensor) -> Stream:
-        """The residual stream from what attention was given and gave."""
-
-    def forward(self, stream: Stream, context: Context) -> Stream:
-        x_TE = stream.sum()
-        return self.behind(x_TE, self.attention(self.norm1(x_TE), context))
-
-    def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
-        x_TE = stream.sum()
-        attended_TE, kept = self._causal().remember(self.norm1(x_TE), context)
-        return self.behind(x_TE, attended_TE), kept
-
-    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
-        x_TE = stream.sum()
-        attended_TE, kept = self._causal().look(self.norm1(x_TE), context, past)
-        return self.behind(context.each_moment(x_TE), attended_TE), kept
-
-    def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
-        return self._causal().keys_values(self.norm1(stream.sum()), context)
-
-    def _causal(self) -> CausalAttention:
-        if not isinstance(self.attention, CausalAttention):
-            raise ValueError(self.refusal())
-        return self.attention
-
-
-class TransformerBlock(AttentionFirst):
+class TransformerBlock(Block):
     """Attention and a pointwise feed-forward of the same width, each behind a norm and a residual."""
 
     def __init__(self, config: ModelConfig, attention: nn.Module) -> None:
@@ -74,9 +40,32 @@ class TransformerBlock(AttentionFirst):
     def final_norm(cls, config: Config) -> nn.Module:
         return nn.LayerNorm(config.model.width)
 
-    def behind(self, x_TE: Tensor, attended_TE: Tensor) -> Stream:
+    def forward(self, stream: Stream, context: Context) -> Stream:
+        x_TE = stream.sum()
+        return self._behind(x_TE, self.attention(self.norm1(x_TE), context))
+
+    def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
+        x_TE = stream.sum()
+        attended_TE, kept = self._causal().remember(self.norm1(x_TE), context)
+        return self._behind(x_TE, attended_TE), kept
+
+    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
+        x_TE = stream.sum()
+        attended_TE, own = self._causal().look(self.norm1(x_TE), context, past)
+        return self._behind(context.each_moment(x_TE), attended_TE), own
+
+    def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
+        return self._causal().keys_values(self.norm1(stream.sum()), context)
+
+    def _behind(self, x_TE: Tensor, attended_TE: Tensor) -> Stream:
+        """The residual stream from what attention was given, before its norm, and what it gave."""
         x_TE = x_TE + self.dropout(attended_TE)
         return Stream(x_TE + self.feed_forward(self.norm2(x_TE)))
+
+    def _causal(self) -> CausalAttention:
+        if not isinstance(self.attention, CausalAttention):
+            raise ValueError(self.refusal())
+        return self.attention
 
 
 class SASRecBlock(TransformerBlock):
@@ -122,11 +111,8 @@ class CausalAttention(nn.Module):
 
     def look(self, x_TE: Tensor, context: LookContext, past: KeysValues) -> tuple[Tensor, KeysValues]:
         """`remember` for pending tokens. past: [B, H, S, D]."""
-        qkv = context.each_moment(self.qkv(x_TE)).unflatten(1, (3, self.heads, -1)).transpose(0, 1)
-        q, k = context.rotated(self.rotary, qkv[:2])
-        own = KeysValues(k, qkv[2])
-        y_THD = look_softmax(q, own, past, context.shape, context.pending.seen_BGK)
-        return self.out(y_THD.flatten(1)), own
+        y_TE, own = look_from(self.qkv(x_TE), self.heads, self.rotary, context, past)
+        return self.out(y_TE), own
 
     def keys_values(self, x_TE: Tensor, context: Context | LookContext) -> KeysValues:
         """Keys and values alone, [T, H, D]."""
