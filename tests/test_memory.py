@@ -150,7 +150,9 @@ def test_every_setting_of_hstu(predicts: str, settings_of: tuple[str, ...]) -> N
         check_appends(model, histories, appended, [0, 1, 33, 365])
 
 
-@pytest.mark.parametrize(("name", "knows"), [("hstu-trope", True), ("sasrec-trope", True), ("sasrec", False), ("hstu", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "knows"), [("hstu-trope", True), ("sasrec-trope", True), ("sasrec", False), ("hstu", False)]
+)
 def test_only_models_that_know_the_moment_tell_moments_apart(name: str, knows: bool) -> None:
     model = model_of(name)
     out_BME = model.look(model.remember(*padded([history_of([(1, 1), (2, 3)])])), SPAN[1] + DAY * torch.arange(1, 9))
@@ -285,10 +287,10 @@ def test_bad_calls_are_refused_in_a_line() -> None:
     with pytest.raises(ValueError, match="one item and one time for each of 1"):
         memory.append(items[0], now)
     training = SequentialRecommender(model.config, ITEMS, SPAN)
-    with pytest.raises(ValueError, match="call model.eval"):
+    with pytest.raises(ValueError, match=r"call model\.eval"):
         training.remember(items, times, lengths)
     memory = training.eval().remember(items, times, lengths)
     training.train()
     for call in (lambda: memory.look(now), lambda: memory.append(items[:, 0], now)):
-        with pytest.raises(ValueError, match="call model.eval"):
+        with pytest.raises(ValueError, match=r"call model\.eval"):
             call()

@@ -41,7 +41,7 @@ class Speeds:
     def __init__(self, rotaries: Sequence[Rotation]) -> None:
         self.rotary = rotaries[0] if rotaries else None
         self._place = {rotary: place for place, rotary in enumerate(rotaries)}
-        self._freqs: Tensor | None = None  # [C, 2, 1, N * 2P], of queries and keys
+        self._freqs: list[Tensor] = []  # of queries and of keys, [C, N * 2P]
         self._betas: Tensor | None = None
         if self.rotary is None:
             return
@@ -50,15 +50,16 @@ class Speeds:
         parts = [rotary.paper_phase() or (*rotary.frequencies(), None) for rotary in rotaries]
         # A plane (x0, x1) turns to (x0, x1) * (cos, cos) + (x1, x0) * (-sin, sin): each frequency with both signs.
         signs = torch.tensor([-1.0, 1.0], dtype=torch.float64, device=parts[0][0].device)
-        freqs = [torch.stack(part[:2], dim=1) for part in parts]
-        self._freqs = torch.cat([(x[..., None] * signs.to(x.dtype)).flatten(-2) for x in freqs], dim=-1)[:, :, None]
+        for side in (0, 1):
+            freqs_CP = torch.cat([part[side] for part in parts], dim=-1)
+            self._freqs.append((freqs_CP[..., None] * signs.to(freqs_CP.dtype)).flatten(-2))
         if parts[0][2] is not None:
             self._betas = torch.cat([betas.repeat_interleave(2) for *_, betas in parts if betas is not None])
 
-    def cos_sin(self, coords_C2T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos, and sin with its signs, of queries and keys at their coordinates, [2, T, N * 2P]."""
-        assert self._freqs is not None
-        angles = phase(coords_C2T, self._freqs, self._betas).to(dtype)
+    def cos_sin(self, coords: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos, and sin with its signs, of queries and keys at their coordinates [C, T] each; [2, T, N * 2P]."""
+        sides = zip(coords, self._freqs, strict=True)
+        angles = torch.cat([phase(coords_CT[:, None], freqs, self._betas) for coords_CT, freqs in sides]).to(dtype)
         return angles.cos(), angles.sin()
 
     def dims_of(self, rotary: Rotation) -> slice:
@@ -115,15 +116,14 @@ class LookContext:
         swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         return torch.addcmul(wide * cos_2TD, swapped, sin_2TD).to(x_2THD.dtype)
 
-    def _coordinates(self, rotary: Rotation) -> Tensor:
-        """Where queries and keys stand, [C, 2, T]."""
+    def _coordinates(self, rotary: Rotation) -> list[Tensor]:
+        """Where queries and keys stand, [C, T] each."""
         B, M, G = self.shape
         looking_from_BMG, times_BMG, index_BMG = (
             x.expand(B, M, G)
             for x in (self.moments_BM[:, :, None], self.pending.times_BG[:, None], self.pending.index_BG[:, None])
         )
-        queries, keys = rotary.coordinates_at(times_BMG, looking_from_BMG, index_BMG)
-        return torch.stack((queries, keys), dim=1).flatten(2)
+        return [x.flatten(1) for x in rotary.coordinates_at(times_BMG, looking_from_BMG, index_BMG)]
 
     def buckets(self, last: int) -> Tensor:
         """Buckets 0 .. last of the times from keys to moments, [B, M, 1, K], the same for a whole group."""

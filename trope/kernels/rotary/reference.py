@@ -20,16 +20,14 @@ def phase(coords_CBL: Tensor, freqs_CP: Tensor, betas_P: Tensor | None = None) -
 
     Args:
         coords_CBL: where each token stands (seconds since an origin, or an index), int64 or float64.
-        freqs_CP: turns per unit of coordinate, float64; with `betas_P` the paper's alpha, float32. Or [C, B, 1, P],
-            where each row turns at speeds of its own.
+        freqs_CP: turns per unit of coordinate, float64; with `betas_P` the paper's alpha, float32.
         betas_P: if given, the paper's Algorithm 1 lines 2-5 literally, FP32(alpha) * t / beta: float32, not reduced.
     """
     if betas_P is not None:
         return (freqs_CP[0] * coords_CBL[0].float()[..., None]) / betas_P
     if coords_CBL.device.type == "mps":  # has no float64: form the angles where there is one
         return phase(coords_CBL.cpu(), freqs_CP.cpu()).float().to(coords_CBL.device)
-    freqs_CBLP = freqs_CP[:, None, None, :] if freqs_CP.dim() == 2 else freqs_CP
-    turns_BLP = (coords_CBL.double()[..., None] * freqs_CBLP).sum(0)
+    turns_BLP = (coords_CBL.double()[..., None] * freqs_CP[:, None, None, :]).sum(0)
     # Whole turns change nothing; dropping them in float64 is what makes float32 cos and sin safe afterwards.
     return (turns_BLP - turns_BLP.round()) * (2 * math.pi)
 
