@@ -56,6 +56,16 @@ class Block(nn.Module, ABC):
         """
         raise ValueError(self.refusal())
 
+    def step(self, stream: Stream, context: LookContext, kept: KeysValues) -> Stream:
+        """`look` for one pending event of each history at one moment; its key and value become the last of `kept`.
+
+        kept: [B, H, S + 1, D], the settled events' and a place for the new one.
+        """
+        past = KeysValues(kept.keys[:, :, :-1], kept.values[:, :, :-1])
+        stream, own = self.look(stream, context, past)
+        kept.keys[:, :, -1], kept.values[:, :, -1] = own
+        return stream
+
     def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
         """The keys and values of `remember` or `look` alone: all that is kept of the last block."""
         raise ValueError(self.refusal())
@@ -101,7 +111,7 @@ def look_from(
 
     qkv_TF: the projections q, k and v side by side, of each token or once for all moments. past: [B, H, S, D].
     """
-    qkv = context.each_moment(qkv_TF).unflatten(1, (3, heads, -1)).transpose(0, 1)
-    q, k = context.rotated(rotary, qkv[:2])
-    own = KeysValues(k, qkv[2])
+    qkv_T3HD = context.each_moment(qkv_TF).unflatten(1, (3, heads, -1))
+    q, k = context.rotated(rotary, qkv_T3HD[:, :2])
+    own = KeysValues(k, qkv_T3HD[:, 2])
     return look_softmax(q, own, past, context.shape, context.pending.seen_BGK).flatten(1), own

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trope.config import Config, ModelConfig
 from trope.kernels.attention import hstu_attention
 from trope.kernels.gradient_buffer import GradientBuffer
-from trope.kernels.look import KeysValues, look_silu
+from trope.kernels.look import KeysValues, look_silu, step_silu
 from trope.kernels.norm import EPS, gate, norm
 from trope.kernels.project import project
 from trope.kernels.silu_rotate import silu_rotate
@@ -78,15 +78,30 @@ class HSTUBlock(Block):
         return Stream(x_TE, project(gated_TF, self.out.weight.t(), self.out.bias)), KeysValues(k, v)
 
     def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
+        x_TE, u_TF, q, own = self._pending(stream, context)
+        bias = self.bias.of_look(context)
+        y_THD = look_silu(q, own, past, context.shape, context.pending.seen_BGK, self.max_len, bias)
+        return self._gated(x_TE, y_THD, u_TF), own
+
+    def step(self, stream: Stream, context: LookContext, kept: KeysValues) -> Stream:
+        x_TE, u_TF, q, own = self._pending(stream, context)
+        kept.keys[:, :, -1], kept.values[:, :, -1] = own
+        bias = self.bias.of_look(context)
+        y_THD = step_silu(q, kept, self.max_len, None if bias is None else bias.view(len(q), -1))
+        return self._gated(x_TE, y_THD, u_TF)
+
+    def _pending(self, stream: Stream, context: LookContext) -> tuple[Tensor, Tensor, Tensor, KeysValues]:
+        """Of each pending token: the stream's sum, u as it was projected, the query, and its key and value."""
         x_TE, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
         pre_TF = context.each_moment(project(normed_TE, self.uvqk))
-        uvqk = pre_TF.view(len(pre_TF), 4, self.heads, -1).transpose(0, 1)
-        vqk = F.silu(uvqk[1:])
-        q, k = context.rotated(self.rotary, vqk[1:])
-        own, bias = KeysValues(k, vqk[0]), self.bias.of_look(context)
-        y_THD = look_silu(q, own, past, context.shape, context.pending.seen_BGK, self.max_len, bias)
-        gated_TF = gate(y_THD.flatten(1), uvqk[0].flatten(1), eps=self.gate_eps)
-        return Stream(context.each_moment(x_TE), project(gated_TF, self.out.weight.t(), self.out.bias)), own
+        inner = pre_TF.shape[1] // 4
+        vqk_T3HD = F.silu(pre_TF[:, inner:]).view(len(pre_TF), 3, self.heads, -1)
+        q, k = context.rotated(self.rotary, vqk_T3HD[:, 1:])
+        return context.each_moment(x_TE), pre_TF[:, :inner], q, KeysValues(k, vqk_T3HD[:, 0])
+
+    def _gated(self, x_TE: Tensor, y_THD: Tensor, u_TF: Tensor) -> Stream:
+        gated_TF = gate(y_THD.flatten(1), u_TF, eps=self.gate_eps)
+        return Stream(x_TE, project(gated_TF, self.out.weight.t(), self.out.bias))
 
     def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
         _, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)

@@ -138,16 +138,15 @@ class Store:
         kept = self._kept_ZBHSD[:, :, :, :places].unbind(0)
         return tuple(KeysValues(keys, values) for keys, values in zip(kept[::2], kept[1::2], strict=True))
 
+    def make_room(self, places: int) -> None:
+        """Have so many places at least."""
+        if places > self._kept_ZBHSD.shape[3]:
+            self._kept_ZBHSD = _with_places(self._kept_ZBHSD, min(self.most, room_for(places)))
+
     def write(self, new: Layers, starts_B: Numbers, counts_B: Numbers) -> None:
         """Put the first counts_B of new places [B, H, G, D] behind starts_B."""
-        needed = int((starts_B + counts_B).max())
-        if needed > self._kept_ZBHSD.shape[3]:
-            self._kept_ZBHSD = _with_places(self._kept_ZBHSD, min(self.most, room_for(needed)))
+        self.make_room(int((starts_B + counts_B).max()))
         new_ZBHGD = torch.stack([x for layer in new for x in layer])
-        if len(starts_B) == 1:
-            count = needed - int(starts_B[0])
-            self._kept_ZBHSD[:, :, :, needed - count : needed] = new_ZBHGD[:, :, :, :count]
-            return
         rows_N, group_N = np.nonzero(np.arange(int(counts_B.max())) < counts_B[:, None])
         arrays = rows_N, group_N, starts_B[rows_N] + group_N
         rows, group, places = (torch.from_numpy(x).to(self.device) for x in arrays)

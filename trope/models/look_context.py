@@ -39,33 +39,39 @@ class Speeds:
     """
 
     def __init__(self, rotaries: Sequence[Rotation]) -> None:
-        self.rotary = rotaries[0] if rotaries else None
         self._place = {rotary: place for place, rotary in enumerate(rotaries)}
-        self._freqs: list[Tensor] = []  # of queries and of keys, [C, N * 2P]
+        self._freqs: list[Tensor] = []
         self._betas: Tensor | None = None
-        if self.rotary is None:
+        if not rotaries:
             return
-        assert all(type(rotary) is type(self.rotary) for rotary in rotaries), "layers stand at the same coordinates"
+        assert len({type(rotary) for rotary in rotaries}) == 1, "layers stand at the same coordinates"
         assert all(rotary.layout == "interleaved" and rotary.rotary_dim == rotary.head_dim for rotary in rotaries)
         parts = [rotary.paper_phase() or (*rotary.frequencies(), None) for rotary in rotaries]
         # A plane (x0, x1) turns to (x0, x1) * (cos, cos) + (x1, x0) * (-sin, sin): each frequency with both signs.
-        signs = torch.tensor([-1.0, 1.0], dtype=torch.float64, device=parts[0][0].device)
-        for side in (0, 1):
-            freqs_CP = torch.cat([part[side] for part in parts], dim=-1)
-            self._freqs.append((freqs_CP[..., None] * signs.to(freqs_CP.dtype)).flatten(-2))
+        signs = torch.tensor([-1.0, 1.0], device=parts[0][0].device)
+        both = [torch.cat([part[side] for part in parts], dim=-1) for side in (0, 1)]
+        freqs_q, freqs_k = ((x[..., None] * signs.to(x.dtype)).flatten(-2) for x in both)  # [C, N D]
         if parts[0][2] is not None:
             self._betas = torch.cat([betas.repeat_interleave(2) for *_, betas in parts if betas is not None])
+            self._freqs = [freqs_q, freqs_k]
+            return
+        # Queries and keys in one pass: coordinates of both, of which each plane has a speed for one.
+        zeros = torch.zeros_like(freqs_q)
+        self._freqs = [torch.cat((torch.cat((freqs_q, zeros), dim=1), torch.cat((zeros, freqs_k), dim=1)))]
 
-    def cos_sin(self, coords: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos, and sin with its signs, of queries and keys at their coordinates [C, T] each; [2, T, N * 2P]."""
-        sides = zip(coords, self._freqs, strict=True)
-        angles = torch.cat([phase(coords_CT[:, None], freqs, self._betas) for coords_CT, freqs in sides]).to(dtype)
-        return angles.cos(), angles.sin()
+    def place(self, rotary: Rotation) -> int:
+        """Of an encoding among the layers."""
+        return self._place[rotary]
 
-    def dims_of(self, rotary: Rotation) -> slice:
-        """Where a layer's planes lie in `cos_sin`."""
-        place = self._place[rotary]
-        return slice(place * rotary.rotary_dim, (place + 1) * rotary.rotary_dim)
+    def cos_sin(self, coords_CT: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[tuple[Tensor, ...], ...]:
+        """cos, and sin with its signs, of queries and keys at their coordinates; for each layer [T, 2, 1, D]."""
+        if self._betas is None:
+            angles = phase(torch.cat(coords_CT)[:, None], self._freqs[0])
+        else:
+            sides = zip(coords_CT, self._freqs, strict=True)
+            angles = torch.cat([phase(coords[:, None], freqs, self._betas) for coords, freqs in sides], dim=-1)
+        angles = angles.to(dtype).view(angles.shape[1], 2, len(self._place), 1, -1)
+        return angles.cos().unbind(2), angles.sin().unbind(2)
 
 
 class LookContext:
@@ -82,7 +88,7 @@ class LookContext:
         (B, M), G = moments_BM.shape, pending.items_BG.shape[1]
         self.shape, self.pending, self.moments_BM = (B, M, G), pending, moments_BM
         self._like, self._speeds = like, speeds
-        self._cos_sin: tuple[Tensor, Tensor] | None = None
+        self._tables: tuple[tuple[Tensor, ...], ...] | None = None
         self._buckets: dict[int, Tensor] = {}
 
     @property
@@ -97,36 +103,41 @@ class LookContext:
             return x
         return x.view(B, 1, G, *x.shape[1:]).expand(B, M, G, *x.shape[1:]).flatten(0, 2)
 
-    def rotated(self, rotary: Rotation | None, qk_2THD: Tensor) -> tuple[Tensor, Tensor]:
+    def rotated(self, rotary: Rotation | None, qk_T2HD: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys [T, H, D], rotated where there is an encoding."""
-        q_THD, k_THD = (qk_2THD if rotary is None else self._turned(rotary, qk_2THD, slice(2))).unbind(0)
+        if rotary is not None:
+            cos, sin = self._cos_sin(rotary, qk_T2HD.dtype)
+            qk_T2HD = _turned(qk_T2HD, cos, sin)
+        q_THD, k_THD = qk_T2HD.unbind(1)
         return q_THD, k_THD
 
     def rotated_keys(self, rotary: Rotation | None, k_THD: Tensor) -> Tensor:
         """Keys alone."""
-        return k_THD if rotary is None else self._turned(rotary, k_THD[None], slice(1, 2))[0]
+        if rotary is None:
+            return k_THD
+        cos, sin = self._cos_sin(rotary, k_THD.dtype)
+        return _turned(k_THD, cos[:, 1], sin[:, 1])
 
-    def _turned(self, rotary: Rotation, x_2THD: Tensor, sides: slice) -> Tensor:
-        """x turned by the angles of queries, keys or both; float64 stays float64, all else turns in float32."""
-        if self._cos_sin is None:
-            dtype = torch.promote_types(x_2THD.dtype, torch.float32)
-            self._cos_sin = self._speeds.cos_sin(self._coordinates(rotary), dtype)
-        cos_2TD, sin_2TD = (x[sides, :, self._speeds.dims_of(rotary)].unsqueeze(2) for x in self._cos_sin)
-        wide = x_2THD.to(cos_2TD.dtype)
-        swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        return torch.addcmul(wide * cos_2TD, swapped, sin_2TD).to(x_2THD.dtype)
-
-    def _coordinates(self, rotary: Rotation) -> list[Tensor]:
-        """Where queries and keys stand, [C, T] each."""
-        B, M, G = self.shape
-        looking_from_BMG, times_BMG, index_BMG = (
-            x.expand(B, M, G)
-            for x in (self.moments_BM[:, :, None], self.pending.times_BG[:, None], self.pending.index_BG[:, None])
-        )
-        return [x.flatten(1) for x in rotary.coordinates_at(times_BMG, looking_from_BMG, index_BMG)]
+    def _cos_sin(self, rotary: Rotation, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Of this layer's queries and keys, [T, 2, 1, D] each; in float64 for float64, else in float32."""
+        if self._tables is None:
+            B, M, G = self.shape
+            where = self.pending.times_BG[:, None], self.moments_BM[:, :, None], self.pending.index_BG[:, None]
+            times_T, looking_from_T, index_T = (x.expand(B, M, G).reshape(-1) for x in where)
+            coords = rotary.coordinates_at(times_T, looking_from_T, index_T)
+            self._tables = self._speeds.cos_sin(coords, torch.promote_types(dtype, torch.float32))
+        place = self._speeds.place(rotary)
+        return self._tables[0][place], self._tables[1][place]
 
     def buckets(self, last: int) -> Tensor:
         """Buckets 0 .. last of the times from keys to moments, [B, M, 1, K], the same for a whole group."""
         if last not in self._buckets:
             self._buckets[last] = time_buckets(self.moments_BM, self.pending.key_times_BK, last)[:, :, None]
         return self._buckets[last]
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [.., H, D] with its planes turned; rounded to its own dtype once."""
+    wide = x.to(cos.dtype)
+    swapped = wide.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape)
+    return torch.addcmul(wide * cos, swapped, sin).to(x.dtype)

@@ -23,7 +23,7 @@ from torch import Tensor
 from trope.kernels.look import KeysValues
 from trope.models.kept import Events, Numbers, Store
 from trope.models.look_context import Pending, Speeds
-from trope.models.remember import blocks_of, look, remember, settle
+from trope.models.remember import blocks_of, look, remember, settle, step
 from trope.rotary import IndexRoPE, TORoPE, TRoPE
 from trope.rotary.checks import check_time_dtype
 
@@ -148,9 +148,15 @@ class Memory:
     def _settle(self, settles_B: npt.NDArray[np.bool_], times: Numbers) -> None:
         """Keep the pending events of some histories for good; the others' are computed too and not kept."""
         past, pending = self._parts()
-        new = settle(self.model, past, pending, torch.from_numpy(times).to(self._store.device), self._speeds)
         counts_B = np.where(settles_B, self._events.lengths_B - self._settled_B, 0)
-        self._store.write(new, self._settled_B, counts_B)
+        looking_from_B = torch.from_numpy(times).to(self._store.device)
+        if pending.seen_BGK is None:  # one event in each, at the same place: the place behind the settled ones is free
+            places = pending.key_times_BK.shape[1]
+            self._store.make_room(places)
+            step(self.model, self._store.first(places), pending, looking_from_B, self._speeds)
+        else:
+            new = settle(self.model, past, pending, looking_from_B, self._speeds)
+            self._store.write(new, self._settled_B, counts_B)
         self._settled_B = self._settled_B + counts_B
 
     def _encode_anew(self, which_B: npt.NDArray[np.bool_]) -> None:

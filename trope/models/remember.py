@@ -85,3 +85,17 @@ def settle(model: SequentialRecommender, past: Layers, pending: Pending, times_B
     kept.append(last.keys_values(stream, context))
     B, _, G = context.shape
     return tuple(KeysValues(*(x.view(B, G, *x.shape[1:]).transpose(1, 2) for x in new)) for new in kept)
+
+
+def step(model: SequentialRecommender, kept: Layers, pending: Pending, times_B: Tensor, speeds: Speeds) -> None:
+    """`settle` for one pending event of each history and as many settled ones in each: writes to the last of `kept`.
+
+    kept: [B, H, S + 1, D], the settled events' keys and values, and a place for the pending one's.
+    """
+    x_TE = model.embed(pending.items_BG, pending.index_BG).flatten(0, 1)
+    context = LookContext(pending, times_B[:, None], x_TE, speeds)
+    *blocks, last = blocks_of(model)
+    stream = Stream(x_TE)
+    for block, layer in zip(blocks, kept[:-1], strict=True):
+        stream = block.step(stream, context, layer)
+    kept[-1].keys[:, :, -1], kept[-1].values[:, :, -1] = last.keys_values(stream, context)

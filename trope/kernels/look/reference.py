@@ -53,6 +53,22 @@ def look_silu(
     return _sum(weights_BHMGK, own.values, past.values, shape)
 
 
+def step_silu(q_BHD: Tensor, kept: KeysValues, n: int, bias_BK: Tensor | None) -> Tensor:
+    """HSTU's attention of one token of each history, y [B, H, D]; its own key and value are the last of `kept`.
+
+    The same as `look_silu` with one moment and one new token, in fewer operations.
+
+    kept: [B, H, K, D]. bias_BK: what is added to the scores.
+    """
+    B, H, D = q_BHD.shape
+    q, keys_T, values = q_BHD.reshape(B * H, 1, D), kept.keys.flatten(0, 1).transpose(1, 2), kept.values.flatten(0, 1)
+    if bias_BK is None:
+        scores = torch.bmm(q, keys_T)
+    else:
+        scores = torch.baddbmm((bias_BK if B == 1 else bias_BK.repeat_interleave(H, dim=0))[:, None], q, keys_T)
+    return torch.bmm(F.silu(scores, inplace=True), values).div_(n).view(B, H, D)
+
+
 def look_softmax(q_THD: Tensor, own: KeysValues, past: KeysValues, shape: Shape, seen_BGK: Tensor | None) -> Tensor:
     """Softmax attention with scores divided by sqrt(D), y [T, H, D]. Arguments as in `look_silu`."""
     scores_BHMGK = _scores(q_THD * (1 / math.sqrt(q_THD.shape[2])), own.keys, past.keys, shape)
