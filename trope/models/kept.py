@@ -79,26 +79,32 @@ class Events(NamedTuple):
     def pending(self, settled_B: Numbers, device: torch.device) -> Pending:
         """The events behind the settled ones, with where their keys stand."""
         S, counts_B = int(settled_B.max()), self.lengths_B - settled_B
+        if int(counts_B.max()) == 1 and int(settled_B.min()) == S:
+            return self._last(S, device)
         group, places = np.arange(int(counts_B.max())), np.arange(S)
         G = len(group)
         index_BG = np.minimum(settled_B[:, None] + group, self.lengths_B[:, None] - 1)
         rows_B1 = np.arange(len(settled_B))[:, None]
         items_BG, times_BG = self.items_BL[rows_B1, index_BG], self.times_BL[rows_B1, index_BG]
-        seen_BGK = None
-        if G > 1 or int(settled_B.min()) < S:
-            items_BG = np.where(group < counts_B[:, None], items_BG, 0)
-            seen_BGK = np.empty((len(settled_B), G, S + G), np.bool_)
-            seen_BGK[:, :, :S] = (places < settled_B[:, None])[:, None]
-            seen_BGK[:, :, S:] = group <= group[:, None]
+        seen_BGK = np.empty((len(settled_B), G, S + G), np.bool_)
+        seen_BGK[:, :, :S] = (places < settled_B[:, None])[:, None]
+        seen_BGK[:, :, S:] = group <= group[:, None]
         key_index_BK = np.concatenate((np.broadcast_to(places, (len(settled_B), S)), index_BG), axis=1)
         key_times_BK = np.concatenate((self.times_BL[:, :S], times_BG), axis=1)
         distances_BGK = key_index_BK[:, None] - index_BG[:, :, None]
-        items, times, index, counts, key_times, distances = (
-            torch.from_numpy(x).to(device)
-            for x in (items_BG, times_BG, index_BG, counts_B, key_times_BK, distances_BGK)
+        arrays = (items_BG, times_BG, index_BG, counts_B, key_times_BK, distances_BGK, seen_BGK)
+        return Pending(*(torch.from_numpy(x).to(device) for x in arrays))
+
+    def _last(self, S: int, device: torch.device) -> Pending:
+        """`pending` where all histories have S settled events and one more: each sees all its keys."""
+        B = len(self.lengths_B)
+        times_BK = torch.from_numpy(self.times_BL[:, : S + 1].copy()).to(device)
+        items_B1 = torch.from_numpy(self.items_BL[:, S : S + 1].copy()).to(device)
+        index_B1 = torch.full((B, 1), S, device=device)
+        distances_BGK = torch.arange(-S, 1, device=device).expand(B, 1, S + 1)
+        return Pending(
+            items_B1, times_BK[:, S:], index_B1, torch.ones_like(index_B1[:, 0]), times_BK, distances_BGK, None
         )
-        seen = None if seen_BGK is None else torch.from_numpy(seen_BGK).to(device)
-        return Pending(items, times, index, counts, key_times, distances, seen)
 
 
 class Store:

@@ -120,7 +120,7 @@ class SequentialRecommender(nn.Module):
         looking_from_T = query_times(
             times_T, t_now=t_now_B, offsets=offsets, check_values=False, later=self.looks_later
         )
-        x_TE = self.embed(items_T, index_T)
+        x_TE = self._embed(items_T, None if self.positions is None else self.positions(index_T))
         bounds = SequenceBounds.jagged(offsets, self.config.model.max_len)
         return self.normalise(self.run(x_TE, bounds, times_T, looking_from_T, index_T))
 
@@ -168,8 +168,9 @@ class SequentialRecommender(nn.Module):
         return self.items.vectors()
 
     def embed(self, items: Tensor, index: Tensor) -> Tensor:
-        """What the blocks read, [.., E]. items: [..], 0 for padding. index: each one's place in its history, [..]."""
-        return self._embed(items, None if self.positions is None else self.positions(index))
+        """What the blocks read of events, without dropout, [.., E]. index: each event's place in its history, [..]."""
+        x = self.items.embed(items)
+        return x if self.positions is None else x + F.embedding(index, self.positions.weight)
 
     def _embed(self, items: Tensor, positions: Tensor | None) -> Tensor:
         """Items [..] and their positions, with dropout; zero for padding. [.., E]."""
