@@ -49,7 +49,7 @@ class Speeds:
         parts = [rotary.paper_phase() or (*rotary.frequencies(), None) for rotary in rotaries]
         # A plane (x0, x1) turns to (x0, x1) * (cos, cos) + (x1, x0) * (-sin, sin): each frequency with both signs.
         signs = torch.tensor([-1.0, 1.0], device=parts[0][0].device)
-        both = [torch.cat([part[side] for part in parts], dim=-1) for side in (0, 1)]
+        both = [torch.cat([q for q, _, _ in parts], dim=-1), torch.cat([k for _, k, _ in parts], dim=-1)]
         freqs_q, freqs_k = ((x[..., None] * signs.to(x.dtype)).flatten(-2) for x in both)  # [C, N D]
         if parts[0][2] is not None:
             self._betas = torch.cat([betas.repeat_interleave(2) for *_, betas in parts if betas is not None])
