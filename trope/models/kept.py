@@ -116,7 +116,7 @@ class Store:
     def __init__(self, layers: Layers, most: int) -> None:
         self.most = most
         B, H, L, D = layers[0].keys.shape
-        self._kept_ZBHSD = layers[0].keys.new_zeros(2 * len(layers), B, H, min(most, room_for(L)), D)
+        self._kept_ZBHSD = _zeros(layers[0].keys, 2 * len(layers), B, H, min(most, room_for(L)), D)
         for kept_BHSD, new_BHLD in zip(self._kept_ZBHSD, (x for layer in layers for x in layer), strict=True):
             kept_BHSD[:, :, :L] = new_BHLD
 
@@ -126,7 +126,8 @@ class Store:
         joined = cls.__new__(cls)
         joined.most = parts[0].most
         places = max(part._kept_ZBHSD.shape[3] for part in parts)
-        joined._kept_ZBHSD = torch.cat([_with_places(part._kept_ZBHSD, places) for part in parts], dim=1)
+        with torch.inference_mode(False):
+            joined._kept_ZBHSD = torch.cat([_with_places(part._kept_ZBHSD, places) for part in parts], dim=1)
         return joined
 
     @property
@@ -170,9 +171,15 @@ def _widened(x_BL: Numbers, length: int) -> Numbers:
     return np.pad(x_BL, ((0, 0), (0, more))) if more > 0 else x_BL
 
 
+def _zeros(like: Tensor, *shape: int) -> Tensor:
+    """Zeros that may be written to later, outside of inference mode too."""
+    with torch.inference_mode(False):
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
 def _with_places(kept_ZBHSD: Tensor, places: int) -> Tensor:
     """A copy with so many places. New ones are zero: they are read, with weight 0, beside longer histories."""
     Z, B, H, S, D = kept_ZBHSD.shape
-    wide = kept_ZBHSD.new_zeros(Z, B, H, places, D)
+    wide = _zeros(kept_ZBHSD, Z, B, H, places, D)
     wide[:, :, :, :S] = kept_ZBHSD
     return wide

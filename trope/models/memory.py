@@ -11,8 +11,7 @@ Shape letters: B histories, L events, S settled events, G pending events, M mome
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -47,7 +46,7 @@ class Memory:
 
     def __init__(self, model: SequentialRecommender, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor) -> None:
         _check(model, items_BL, times_BL, lengths_B)
-        with _plain_tensors():
+        with torch.inference_mode():
             events = Events.copy_of(items_BL, times_BL, lengths_B)
             store = Store(remember(model, items_BL, times_BL, lengths_B), model.config.model.max_len)
             speeds = Speeds([part for part in model.blocks.modules() if isinstance(part, TRoPE | TORoPE | IndexRoPE)])
@@ -67,8 +66,7 @@ class Memory:
             raise ValueError("join takes one memory or more of the same model, got others; remember with one model")
         events = Events.join([memory._events for memory in memories])
         settled_B = np.concatenate([memory._settled_B for memory in memories])
-        with _plain_tensors():
-            store = Store.join([memory._store for memory in memories])
+        store = Store.join([memory._store for memory in memories])
         return cls.__new__(cls)._take(memories[0].model, events, settled_B, store, memories[0]._speeds)
 
     def __len__(self) -> int:
@@ -94,12 +92,13 @@ class Memory:
                 f"{tuple(moments.shape)}"
             )
         _check_mode(self.model)
-        with _plain_tensors():
+        with torch.inference_mode():
             moments_BM = moments.to(self._store.device, torch.int64).expand(len(self), -1)
             past, pending = self._parts()
             parts = moments_BM.split(self._moments_at_a_time(pending), dim=1)
             outs = [look(self.model, past, pending, part, self._speeds) for part in parts]
-            return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+        with torch.inference_mode(False):
+            return torch.cat(outs, dim=1)  # a copy, so that it is no tensor of inference mode and may meet weights
 
     def append(self, items_B: Tensor, times_B: Tensor) -> None:
         """Continue each history by one event, in place. `look` then gives what `encode_last` gives with that event.
@@ -126,7 +125,7 @@ class Memory:
         settles_B = ~is_full_B
         if self.model.looks_later:
             settles_B &= times > self._events.last_times()
-        with _plain_tensors():
+        with torch.inference_mode():
             if settles_B.any():
                 self._settle(settles_B, times)
             self._events, self._pending = self._events.append(items, times, max_len), None
@@ -167,13 +166,6 @@ class Memory:
         for kept, layer in zip(self._store.first(window[0].shape[1]), new, strict=True):
             kept.keys[rows], kept.values[rows] = layer
         self._settled_B = np.where(which_B, self._events.settled_counts(self.model.looks_later), self._settled_B)
-
-
-@contextmanager
-def _plain_tensors() -> Iterator[None]:
-    """No gradients; tensors that later calls may write to, also where the caller is in inference mode."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def _check_mode(model: SequentialRecommender) -> None:
