@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trope.kernels.attention import reference
-from trope.kernels.look import KeysValues, look_silu, look_softmax
+from trope.kernels.look import KeysValues, look_silu, look_softmax, step_silu
 from trope.kernels.sequence_bounds import SequenceBounds
 
 SHAPES = [(1, 1, 1, 0), (1, 5, 1, 7), (2, 3, 1, 4), (1, 1, 3, 5), (2, 2, 4, 3), (3, 2, 2, 0)]  # B, M, G, S
@@ -69,6 +69,15 @@ def test_softmax(B: int, M: int, G: int, S: int, dtype: torch.dtype) -> None:
             causal = torch.ones(G, count + G, dtype=torch.bool).tril(count)
             wanted = F.scaled_dot_product_attention(q[row].transpose(0, 1)[None], k, v, attn_mask=causal)
             torch.testing.assert_close(got[row], wanted[0].transpose(0, 1))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("B", "S"), [(1, 0), (1, 5), (3, 4)])
+def test_a_step_is_a_look_of_one_token(B: int, S: int, with_bias: bool) -> None:
+    q, own, past, _, bias = case(B, 1, 1, S, torch.float64)
+    wanted = look_silu(q, own, past, (B, 1, 1), None, N, bias if with_bias else None)
+    kept = KeysValues(*(torch.cat((old, new[:, :, None]), dim=2) for old, new in zip(past, own, strict=True)))
+    torch.testing.assert_close(step_silu(q, kept, N, bias.view(B, -1) if with_bias else None), wanted)
 
 
 def test_it_is_the_end_of_hstus_attention() -> None:

@@ -104,7 +104,7 @@ def check_scores(model: SequentialRecommender, got_BME: Tensor, batch: Sequence[
     appended=st.lists(st.lists(EVENT, min_size=3, max_size=3), max_size=8),
     days=st.lists(st.integers(0, 400), min_size=1, max_size=3),
 )
-@example(begins=[[(1, 0)]], appended=[], days=[0, 7])  # a history of one event
+@example(begins=[[(1, 0)]], appended=[[(i, 1)] * 3 for i in (2, 3, 4)], days=[0, 7])  # from one event, one by one
 @example(begins=[[(1, 0), (2, 0), (3, 0)], [(4, 1)]], appended=[[(5, 0)] * 3, [(6, 1)] * 3], days=[3])  # one basket
 @example(begins=[[(i + 1, 1) for i in range(8)]], appended=[[(9, 0)] * 3, [(9, 2)] * 3], days=[1])  # the window shifts
 def test_any_order_of_appends_gives_what_encode_last_gives(

@@ -2,7 +2,8 @@
 
 To add a block: subclass `Block` in a file of its own, name it in `trope/models/blocks.py`, and say in
 `trope/config.py` what it allows (`BLOCKS`) and which preset uses it. Nothing else knows a block by name, but for
-`trope/models/cost.py`, which may say what it costs.
+`trope/models/cost.py`, which may say what it costs. A block with keys and values can also have `remember`, `look` and
+`keys_values`, and say so (`can_remember`): one encode then serves many moments.
 """
 
 from __future__ import annotations

@@ -122,9 +122,11 @@ class LookContext:
         """Of this layer's queries and keys, [T, 2, 1, D] each; in float64 for float64, else in float32."""
         if self._tables is None:
             B, M, G = self.shape
-            where = self.pending.times_BG[:, None], self.moments_BM[:, :, None], self.pending.index_BG[:, None]
-            times_T, looking_from_T, index_T = (x.expand(B, M, G).reshape(-1) for x in where)
-            coords = rotary.coordinates_at(times_T, looking_from_T, index_T)
+            where: tuple[Tensor, ...] = self.pending.times_BG, self.moments_BM, self.pending.index_BG
+            if M * G > 1:
+                where = where[0][:, None], where[1][:, :, None], where[2][:, None]
+                where = tuple(x.expand(B, M, G) for x in where)
+            coords = rotary.coordinates_at(*(x.reshape(-1) for x in where))
             self._tables = self._speeds.cos_sin(coords, torch.promote_types(dtype, torch.float32))
         place = self._speeds.place(rotary)
         return self._tables[0][place], self._tables[1][place]
