@@ -55,12 +55,13 @@ def test_it_is_rank_at_every_moment(
     monkeypatch.setattr("trope.serve.recommender.USERS_AT_A_TIME", at_a_time)
     recommender = recommender_of(data, name, *settings)
     histories, moments = histories_of(data)
+    within = DAY if name == "trope" else 0
     kept = recommender.remember(histories) if recommender.model.can_remember else None
     for memory in (None, kept):
-        found = recommender.rank_moments(histories, moments, 6, filter_seen, memory)
+        found = recommender.rank_moments(histories, moments, 6, filter_seen, within, memory)
         assert found.items_BMK.shape == (USERS, MOMENTS, 6)
         for place, t_now in enumerate(moments.T):
-            wanted = recommender.rank(histories, np.ascontiguousarray(t_now), 6, filter_seen)
+            wanted = recommender.rank(histories, np.ascontiguousarray(t_now), 6, filter_seen, within)
             cells = wanted.rows, place, wanted.ranks - 1
             np.testing.assert_allclose(found.scores_BMK[cells], wanted.scores, rtol=0, atol=2e-6)
             np.testing.assert_array_equal(found.items_BMK[cells], wanted.items)

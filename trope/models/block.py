@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trope.config import Config, RotaryConfig
 from trope.kernels.look import KeysValues, look_softmax
+from trope.kernels.silu_rotate import Turns
 from trope.models.context import Context, Rotation, Stream
 from trope.models.look_context import LookContext
 from trope.rotary import IndexRoPE, TORoPE, TRoPE
@@ -38,7 +39,7 @@ class Block(nn.Module, ABC):
 
     @classmethod
     def final_norm(cls, config: Config) -> nn.Module | None:
-        """The norm after the last block, if there is one."""
+        """The norm after the last block, if there is one: from the residual `Stream` to outputs [T, E]."""
         return None
 
     @abstractmethod
@@ -95,6 +96,15 @@ def make_rotary(config: RotaryConfig, head_dim: int, time_span: tuple[int, int])
     if config.kind == "torope":
         return TORoPE(head_dim, learnable=config.learnable, check_values=False)
     return IndexRoPE(head_dim) if config.kind == "index" else None
+
+
+def turning(rotary: Rotation | None, context: Context) -> tuple[Tensor | None, Tensor | None, Turns | None, bool]:
+    """Coordinates of q and k, how fast planes turn, and whether they are interleaved; for kernels that rotate."""
+    if rotary is None:
+        return None, None, None, True
+    # These kernels subtract the origin of T-RoPE's time themselves.
+    uncentred = isinstance(rotary, TRoPE) and rotary.is_linear
+    return *context.coordinates(rotary, uncentred), rotary.turns(), rotary.layout == "interleaved"
 
 
 def rotated(rotary: Rotation | None, q_BLHD: Tensor, k_BLHD: Tensor, context: Context) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,9 @@ from trope.kernels.look import KeysValues, look_silu, step_silu
 from trope.kernels.norm import EPS, gate, norm
 from trope.kernels.project import project
 from trope.kernels.silu_rotate import silu_rotate
-from trope.models.block import Block, make_rotary
+from trope.models.block import Block, make_rotary, turning
 from trope.models.context import Context, Rotation, Stream
 from trope.models.look_context import LookContext
-from trope.rotary import TRoPE
 
 LAST_BUCKET = 128  # of the time bias, for every gap that is longer than the buckets before it
 
@@ -117,13 +116,7 @@ class HSTUBlock(Block):
 
         buffer: where the backward of gate and SiLU put their gradients side by side.
         """
-        if self.rotary is None:
-            return silu_rotate(pre_TF, self.heads, buffer=buffer)
-        # T-RoPE's kernel subtracts the origin of time itself.
-        uncentred = isinstance(self.rotary, TRoPE) and self.rotary.is_linear
-        coords = context.coordinates(self.rotary, uncentred)
-        interleaved = self.rotary.layout == "interleaved"
-        return silu_rotate(pre_TF, self.heads, *coords, self.rotary.turns(), interleaved, buffer)
+        return silu_rotate(pre_TF, self.heads, *turning(self.rotary, context), buffer)
 
 
 class RelativeBias(nn.Module):

@@ -150,13 +150,20 @@ class SequentialRecommender(nn.Module):
     def finish(self, stream: Stream, x_TE: Tensor, query_times_T: Tensor) -> Tensor:
         """The final norm and the readout behind the last block, [T, E]. x_TE: what the stream began with."""
         if self.norm is not None:  # it mixes all dims: what the stream began with cannot be told from what was added
-            out_TE = self.norm(stream.sum())
-            return out_TE if self.readout is None else self.readout(out_TE, query_times_T)
+            out_TE = self.norm(stream)
+            if self.readout is None:
+                return out_TE
+            return self.readout.of_sum(out_TE, None, None, self._readout_times(query_times_T))
         if self.readout is None:
             return stream.sum()
+        moments_T = self._readout_times(query_times_T)
         if stream.delta_TE is None:
-            return self.readout(stream.x_TE, query_times_T, start=x_TE)
-        return self.readout.of_sum(stream.x_TE, stream.delta_TE, x_TE, query_times_T)
+            return self.readout(stream.x_TE, moments_T, start=x_TE)
+        return self.readout.of_sum(stream.x_TE, stream.delta_TE, x_TE, moments_T)
+
+    def _readout_times(self, query_times_T: Tensor) -> Tensor:
+        """When the readout is asked: after the training data a pulse may know better than to stand still."""
+        return query_times_T if self.pulse is None or self.training else self.pulse.known_times(query_times_T)
 
     @staticmethod
     def normalise(out_TE: Tensor) -> Tensor:

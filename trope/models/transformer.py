@@ -38,7 +38,7 @@ class TransformerBlock(Block):
 
     @classmethod
     def final_norm(cls, config: Config) -> nn.Module:
-        return nn.LayerNorm(config.model.width)
+        return FinalNorm(config.model.width)
 
     def forward(self, stream: Stream, context: Context) -> Stream:
         x_TE = stream.sum()
@@ -66,6 +66,13 @@ class TransformerBlock(Block):
         if not isinstance(self.attention, CausalAttention):
             raise ValueError(self.refusal())
         return self.attention
+
+
+class FinalNorm(nn.LayerNorm):
+    """The layer norm of a residual stream's sum."""
+
+    def forward(self, stream: Stream) -> Tensor:  # type: ignore[override]
+        return super().forward(stream.sum())
 
 
 class SASRecBlock(TransformerBlock):

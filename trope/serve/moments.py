@@ -35,6 +35,7 @@ def rank_moments(
     moments_BM: npt.NDArray[np.int64],
     k: int,
     filter_seen: str,
+    within: int,
     memory: Memory | None,
 ) -> MomentRanking:
     """See `Recommender.rank_moments`; its caller has checked the histories."""
@@ -58,7 +59,7 @@ def rank_moments(
             events = flatten_ranges(begins_R, ends_R)
             whole = items[events.places_T], times[events.places_T], events.offsets_B
             t_now_R = here.flatten().to(recommender.device)
-            best = recommender.best_of(looked.at(here), whole, t_now_R, k, left_out)
+            best = recommender.best_of(looked.at(here), whole, t_now_R, k, left_out, within)
             cells = np.ix_(users.numpy(), places.numpy())
             found_items[cells] = best.items_BK.view(*here.shape, k).cpu().numpy()
             found_scores[cells] = best.scores_BK.view(*here.shape, k).cpu().numpy()
