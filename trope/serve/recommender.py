@@ -26,12 +26,14 @@ from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.live import live_scores, users_at_a_time
 from trope.evaluate.ranking import Cells, TopK, check_finite, top_k, top_k_of
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
+from trope.models.memory import Memory
 from trope.models.pretrained import find_folder
 from trope.models.pulse import own_items
 from trope.models.recommender import SequentialRecommender
 from trope.rotary.checks import check_choice, check_event_values, check_order, check_time_values
 from trope.runs import BEST, CATALOGUE
 from trope.serve.frames import Events, column_per_user, moments_per_user, read_events, write_recommendations
+from trope.serve.moments import MomentRanking, rank_moments
 from trope.times import DAY, Moment, say_minute, say_roughly
 
 LONG_SHARE, LONG_MOST = 0.1, 60 * DAY
@@ -223,17 +225,41 @@ class Recommender:
         _check_values(histories, t_now)
         return self._rank(histories, t_now, k, filter_seen, within)
 
+    def remember(self, histories: Histories) -> Memory:
+        """The last `max_len` events of each history, encoded once: for `rank_moments`, and to be continued."""
+        _check_values(histories, None)
+        _check_request(histories, 1, "none")
+        items, times, offsets = (torch.from_numpy(x) for x in histories)
+        width = min(self.model.config.model.max_len, int(offsets.diff().max()))
+        history = last_events(items, times, offsets[:-1], offsets[1:], width)
+        return self.model.remember(*(x.to(self.device) for x in history))
+
+    def rank_moments(
+        self,
+        histories: Histories,
+        moments_BM: npt.NDArray[np.int64],
+        k: int = 10,
+        filter_seen: str = "none",
+        within: int = 0,
+        memory: Memory | None = None,
+    ) -> MomentRanking:
+        """The `k` best items of each history at each of its moments, as `rank` gives them for one moment each.
+
+        A history is encoded once for all its moments, unless the model has blocks that cannot remember.
+
+        moments_BM: Unix seconds; they may lie before the history's last event. within: as for `recommend`.
+        memory: of these histories, where the caller has kept it: from `remember`, continued by `Memory.append`.
+        """
+        _refuse_fork(self.device)
+        _check_values(histories, None)
+        _check_request(histories, k, filter_seen, within)
+        return rank_moments(self, histories, moments_BM, min(k, len(self.catalogue)), filter_seen, within, memory)
+
     def _rank(
         self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str, within: int
     ) -> Ranking:
         _refuse_fork(self.device)
-        check_choice("filter_seen", filter_seen, FILTERS)
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a whole number from 1, got {k!r}")
-        if isinstance(within, bool) or not isinstance(within, int) or within < 0:
-            raise ValueError(f"within must be a whole number of seconds from 0, got {within!r}")
-        if len(t_now) == 0 or np.diff(histories.offsets).min() < 1:
-            raise ValueError("there must be a history, and an event in each; leave users without events out")
+        _check_request(histories, k, filter_seen, within)
         parts = list(self._rank_batches(histories, t_now, min(k, len(self.catalogue)), filter_seen, within))
         return Ranking(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
@@ -257,8 +283,7 @@ class Recommender:
         self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str, within: int
     ) -> Iterator[Ranking]:
         items, times, offsets = (torch.from_numpy(x) for x in histories)
-        most = users_at_a_time(self.model.num_items, USERS_AT_A_TIME) if self._pulse else USERS_AT_A_TIME
-        for rows in torch.arange(len(t_now)).split(most):
+        for rows in torch.arange(len(t_now)).split(self.rows_at_a_time):
             begins, ends = offsets[rows], offsets[rows + 1]
             width = min(self.model.config.model.max_len, int((ends - begins).max()))
             history = last_events(items, times, begins, ends, width)
@@ -286,6 +311,23 @@ class Recommender:
         """
         t_now_B = t_now_B.to(self.device)
         out_BE = self.model.encode_last(*(x.to(self.device) for x in (*history, t_now_B))).float()
+        return self.best_of(out_BE, whole, t_now_B, k, left_out, within)
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """How many pairs of a history and a moment are ranked together."""
+        return users_at_a_time(self.model.num_items, USERS_AT_A_TIME) if self._pulse else USERS_AT_A_TIME
+
+    def best_of(
+        self,
+        out_BE: Tensor,
+        whole: tuple[Tensor, Tensor, Tensor],
+        t_now_B: Tensor,
+        k: int,
+        left_out: Cells,
+        within: int,
+    ) -> TopK:
+        """The best items by the network's outputs, and by the pulse where there is one; `whole` as in `_best`."""
         check_finite(out_BE, "outputs")
         if self._pulse is None or self._live is None:
             return top_k(out_BE, self._vectors_VE, k, left_out)
@@ -302,8 +344,19 @@ class Recommender:
         return top_k_of(scores, len(t_now_B), num_items, self.device, k, left_out)
 
 
-def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
-    times, offsets, moments = (torch.from_numpy(x) for x in (histories.times, histories.offsets, t_now))
+def _check_request(histories: Histories, k: int, filter_seen: str, within: int = 0) -> None:
+    check_choice("filter_seen", filter_seen, FILTERS)
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k must be a whole number from 1, got {k!r}")
+    if isinstance(within, bool) or not isinstance(within, int) or within < 0:
+        raise ValueError(f"within must be a whole number of seconds from 0, got {within!r}")
+    if len(histories.offsets) < 2 or np.diff(histories.offsets).min() < 1:
+        raise ValueError("there must be a history, and an event in each; leave users without events out")
+
+
+def _check_values(histories: Histories, t_now: npt.NDArray[np.int64] | None) -> None:
+    times, offsets = torch.from_numpy(histories.times), torch.from_numpy(histories.offsets)
+    moments = None if t_now is None else torch.from_numpy(t_now)
     check_event_values(times, None, offsets, moments, allow_past=True)
     check_order(times, None, offsets)
 
