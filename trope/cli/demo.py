@@ -34,7 +34,7 @@ SETTINGS = {
     "model.predicts": "next-moment", "train.stride": 64, "train.batch": 64, "train.lr": 0.003, "train.loss": "full",
     "train.criterion": "Recall@10", "train.epochs": 3,
 }  # fmt: skip
-PROMISE = """About 5 minutes on two cores: a year of real groceries, two small models, and one question: what is right now?
+PROMISE = """About 5 minutes on two cores: a year of real groceries, two small models, one question: what is right now?
 trope is the preset we recommend; hstu-time is the model that the paper starts from. A second run skips what is done."""
 MOMENTS = {"April": "2017-04-14T18:00:00Z", "July": "2017-07-03T18:00:00Z", "20 December": "2017-12-20T18:00:00Z"}
 YEAR_START, HISTORY_END = "2017-01-01T00:00:00Z", "2017-02-01T00:00:00Z"
