@@ -61,7 +61,9 @@ def serve(
     served = Served.open(run, data, events, limits.history, device)
     compared = None if compare is None else Served.open(compare, data, events, limits.history, device)
     if compared is not None and compared.catalogue.is_text != served.catalogue.is_text:
-        raise ValueError(f"the item ids of {compare} are of another type than those of {run}; compare runs of one dataset")
+        raise ValueError(
+            f"the item ids of {compare} are of another type than those of {run}; compare runs of one dataset"
+        )
     options = Options(
         data=data, device=device, keys=keys, rate=(0.0 if is_local else 200.0) if rate is None else rate,
         hosts=("127.0.0.1", "localhost", "[::1]", host.lower()) if is_local and not keys else (),

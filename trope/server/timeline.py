@@ -83,9 +83,7 @@ def _by_model(
     place = {length: each for each, length in enumerate(lengths)}
     cuts = [Cut(person, length) for length in lengths]
     scores = Scores(served, Rows(cuts, [place[length] for length, _ in asked], [moment for _, moment in asked]))
-    cells = Cells(
-        torch.arange(len(asked), device=dense.device).repeat_interleave(len(dense)), dense.repeat(len(asked))
-    )
+    cells = Cells(torch.arange(len(asked), device=dense.device).repeat_interleave(len(dense)), dense.repeat(len(asked)))
     return scores.parts(cells).sum(1).view(len(asked), len(dense)).T.cpu().numpy()
 
 

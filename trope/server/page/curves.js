@@ -36,7 +36,7 @@ export class Curves {
     const [low, high] = timeline.range();
     const spread = high - low || 1;
     // Room below for items that are not listed all year; what lies lower is cut off.
-    [this.low, this.high] = [low - 0.5 * spread, high + 0.05 * spread];
+    [this.low, this.high] = [low - 0.25 * spread, high + 0.05 * spread];
     this.under.setAttribute("aria-label", "Scores of the listed items over the year, as curves");
     this.resize();
   }

@@ -27,7 +27,7 @@ export function monthStarts(moments) {
     const date = new Date(seconds * 1000);
     if (date.getUTCDate() !== 1) return;
     const year = date.getUTCMonth() === 0 ? ` ${date.getUTCFullYear()}` : "";
-    found.push({ step, name: month.format(date) + year });
+    found.push({ step, name: month.format(date).slice(0, 3) + year });
   });
   return found;
 }

@@ -100,6 +100,8 @@ function load(timelines) {
   const notes = new Set(timelines.map((timeline) => timeline.note).filter(Boolean));
   at("note").textContent = [...notes].join(" ");
   at("note").hidden = !notes.size;
+  // Above where it explains the lists; below where it speaks of the end of the year alone.
+  at("models")[timelines.some((timeline) => timeline.counted.size) ? "before" : "after"](at("note"));
   paint();
 }
 

@@ -3,10 +3,10 @@
 import { html } from "./looks.js";
 
 const PARTS = {
-  standing: ["Taste", "what the history says at any time", 0],
-  turning: ["Season", "what the model has learned of this time", 4],
+  standing: ["Taste", "the history, seen from this moment", 0],
+  turning: ["Season", "the time readout: when this item is chosen", 4],
   counts: ["Popular now", "what everybody chooses", 2],
-  own_items: ["Chosen before", "by this user, how often and when", 3],
+  own_items: ["Own items", "how often and when it was chosen before", 3],
 };
 
 export class Why {
