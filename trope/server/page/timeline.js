@@ -36,6 +36,12 @@ export class Timeline {
     return place < 0 ? null : this.rawWhy[step][place].map((value) => value * this.unit);
   }
 
+  /** The mean of each part over the list at a step. */
+  meanWhy(step) {
+    const rows = this.rawWhy[step];
+    return this.parts.map((_, part) => rows.reduce((sum, row) => sum + row[part], 0) * this.unit / rows.length || 0);
+  }
+
   /** The item's score at every step; null where it is not known. Items that are rarely listed have listed ones only. */
   curve(item) {
     const whole = this.curves[item];

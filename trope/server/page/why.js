@@ -3,10 +3,10 @@
 import { html } from "./looks.js";
 
 const PARTS = {
-  standing: ["Taste", "the history, seen from this moment", 0],
-  turning: ["Season", "the time readout: when this item is chosen", 4],
-  counts: ["Popular now", "what everybody chooses", 2],
-  own_items: ["Own items", "how often and when it was chosen before", 3],
+  standing: ["Taste", "the history, from this moment", 0],
+  turning: ["Season", "the time readout of the item", 4],
+  counts: ["Popular now", "everybody's counts", 2],
+  own_items: ["Own items", "how often, and when last", 3],
 };
 
 export class Why {
@@ -23,7 +23,7 @@ export class Why {
       const [name, about, colour] = PARTS[part];
       const term = html("dt", "", name), bar = html("dd", `bar s${colour}`), value = html("dd", "value");
       term.append(html("small", "", about));
-      bar.append(html("i"));
+      bar.append(html("i"), html("b"));
       bar.style.setProperty("--zero", this.percent(-this.low));
       bar.setAttribute("aria-hidden", "true");
       return { term, bar, value, name };
@@ -36,15 +36,16 @@ export class Why {
   show(step, item) {
     const label = item === undefined ? "" : this.timeline.label(item);
     if (this.item.textContent !== label) this.item.textContent = label;
-    const parts = item === undefined ? null : this.timeline.why(step, item);
+    const parts = item === undefined ? null : this.timeline.why(step, item), means = this.timeline.meanWhy(step);
     this.rows.forEach(({ bar, value }, place) => {
       const size = parts?.[place] ?? 0;
       bar.style.setProperty("--left", this.percent(Math.min(0, size) - this.low));
       bar.style.setProperty("--width", this.percent(Math.abs(size)));
+      bar.style.setProperty("--mean", this.percent((means[place] ?? 0) - this.low));
       value.textContent = parts ? signed(size) : "–";
     });
     const total = parts?.reduce((sum, size) => sum + size, 0);
-    this.sum.textContent = parts ? `Together ${total.toFixed(3)}.` : "Not among the ten at this moment.";
+    this.sum.textContent = parts ? `Together ${total.toFixed(3)}. A mark on a bar is the mean of the list.` : "Not among the ten at this moment.";
   }
 }
 
