@@ -81,6 +81,8 @@ def launch_everything() -> None:
     from trope.kernels.sequence_bounds import SequenceBounds
     from trope.kernels.silu_rotate import Turns, silu_rotate
     from trope.kernels.softmax import draw_uniform, sampled_softmax
+    from trope.kernels.split_rotate import split_rotate
+    from trope.kernels.swiglu import swiglu
     from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
 
     # The tile of a GPU, though the tensors are on the CPU.
@@ -121,6 +123,10 @@ def launch_everything() -> None:
         u, v, q, k = silu_rotate(pre, H, where, where, turns, interleaved, buffer)
         gated = gate(v.flatten(1), u.flatten(1), 0.2, seed, 5, buffer=buffer)
         (gated.float().sum() + (q * k).float().sum()).backward()
+        for slots, rows in ((None, None), (torch.arange(T) + 3, T + 5)):
+            joint = learned(T, 3 * H * D, dtype=dtype)
+            q, k, v = split_rotate(joint, H, where, where, turns, interleaved, slots, rows)
+            (q * k + v).float().sum().backward()
 
     for budget in (1 << 28, 0):
         attention.CACHE_BYTES = budget
@@ -146,12 +152,17 @@ def launch_everything() -> None:
         new, normed = norm(x, delta)
         (new.sum() + normed.float().sum()).backward()
         norm(x)[1].float().sum().backward()
+        new, normed = norm(x, delta, rms=True, dropout=0.2, seed=seed, stream=3)
+        (new.sum() + normed.float().sum()).backward()
+    for F in (1376, 48):
+        swiglu(learned(33, 2 * F, dtype=low)).float().sum().backward()
     project(learned(33, 64, dtype=low), learned(64, 48), learned(48)).float().sum().backward()
     for E, P in ((512, 8), (50, 25)):
         freqs_P = learned(P, dtype=torch.float64)
         add_turned(
             learned(33, E), learned(33, E, dtype=low), learned(33, E), torch.arange(33), freqs_P
         ).sum().backward()
+        add_turned(learned(33, E), None, None, torch.arange(33), freqs_P).sum().backward()
 
     for E, V, C in ((512, 1000, 129), (128, 70000, 5), (50, 30, 3)):
         T, items, table = 64, torch.randint(0, V, (64,), dtype=torch.int32), torch.randn(V + 1, E)

@@ -204,6 +204,7 @@ def main() -> None:
             f"{asking.failed[:3]}; memory {after_warm_up[0]:.0f} MiB after a fifth, {after_warm_up[-1]:.0f} in the "
             f"end ({growth:+.1f} %)"
         )
+        print("MiB over time: " + " ".join(f"{size:.0f}" for size in sizes[:: max(1, len(sizes) // 25)]))
         server.end()
     raise SystemExit(bool(failures))
 

@@ -160,10 +160,11 @@ def test_products_of_a_request(model: str) -> None:
             offsets = torch.arange(B + 1) * L
             own = own_items(items_BL.flatten(), times_BL.flatten(), offsets, t_now_B, real.pulse.half_lives, V)
             scaled_BE = real.pulse.scale(last_BE, lengths_B, t_now_B)
-            counts, seasons = real.pulse.kept()
+            real.pulse.get_buffer("counted_until").fill_(int(t_now_B.min()) - 1)
+            live = real.pulse.kept()
 
             def shares(moments: Tensor) -> list[Tensor]:
-                return [torch.cat((counts.log_shares(t), seasons.log_shares(t))) for t in moments.tolist()]
+                return [live.log_shares(t) for t in moments.tolist()]
 
             live_scores(real.pulse, scaled_BE, items_VE, own, t_now_B, shares)(1, V + 1)
     assert counted.get_total_flops() == total(parts.values(), "request").products

@@ -443,7 +443,7 @@ def test_a_model_with_a_fitted_pulse_needs_no_control(
 def test_a_changed_choice_is_refused(shop: Sequences, refitted: Path, tmp_path: Path) -> None:
     run = shutil.copytree(refitted, tmp_path / "run")
     content = settled(run)
-    for change in ({"beta": 0.9}, {"half_life": 0}):
+    for change in ({"beta": 1.1}, {"half_life": 0}):
         for is_sealed in (True, False):
             new = {**content, **change}
             (run / "counting.json").write_text(json.dumps(new if is_sealed else dict(list(new.items())[:-1])))

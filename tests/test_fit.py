@@ -107,7 +107,7 @@ def test_the_pulse_has_the_runs_weights_and_everybodys_counts(data: Sequences, r
         pulse.get_buffer("own"), torch.tensor(json.loads((run / PULSE).read_text())["weights"]["own"])
     )
     last = int(data.times.max())
-    assert int(pulse.get_buffer("counted_until")) == last + 1 and pulse.trained_until == last
+    assert int(pulse.get_buffer("counted_until")) == last + 1 and pulse.time_span[1] == last
     longest = 2.0 ** (-(last + 1 - data.times).double() / float(pulse.half_lives[-1]))
     by_hand = torch.zeros(data.num_items + 1, dtype=torch.float64).index_add_(0, data.items.long(), longest)
     torch.testing.assert_close(pulse.get_buffer("counts")[-1].double(), by_hand, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The two norms of the HSTU block and the dropout masks, against the float64 reference: values and all gradients."""
+"""The norms of the blocks and the dropout masks, against the float64 reference: values and all gradients."""
 
 import itertools
 
@@ -24,16 +24,20 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> N
     assert torch.allclose(got.detach().double().cpu(), want, rtol=torch.finfo(dtype).eps, atol=5e-6)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_norm(shape: tuple, dtype: torch.dtype, device: str) -> None:
+def test_norm(shape: tuple, dtype: torch.dtype, rms: bool, dropout: float, device: str) -> None:
+    seed = torch.tensor([2**40 + 5], device=device)
+    keep = random_triton.keep_mask(seed, 3, shape, dropout).cpu() if dropout else None
     values = draw(shape, torch.float32, 0) + 3, draw(shape, dtype, 1)
     upstream = draw(shape, torch.float32, 2), draw(shape, dtype, 3)
     exact = [x.clone().requires_grad_() for x in values]
-    want = norm_reference.norm(*exact, 1e-6, torch.float64)
+    want = norm_reference.norm(*exact, 1e-6, torch.float64, rms, keep, dropout)
     want_grads = torch.autograd.grad(want, exact, upstream)
     x, delta = (v.to(device, d).requires_grad_() for v, d in zip(values, (torch.float32, dtype), strict=True))
-    got = norm(x, delta, out_dtype=dtype, backend="triton")
+    got = norm(x, delta, 1e-6, dtype, rms, dropout, seed, stream=3, backend="triton")
     got_grads = torch.autograd.grad(
         got, (x, delta), [g.to(device, d) for g, d in zip(upstream, (torch.float32, dtype), strict=True)]
     )
@@ -45,14 +49,15 @@ def test_norm(shape: tuple, dtype: torch.dtype, device: str) -> None:
 
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=str)
 @pytest.mark.parametrize("with_delta", [True, False])
-def test_norm_with_parts_missing(with_delta: bool, which: tuple, device: str) -> None:
+@pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
+def test_norm_with_parts_missing(rms: bool, with_delta: bool, which: tuple, device: str) -> None:
     """No delta: the stream itself comes back. A gradient that nobody sends counts as zero."""
     values = [draw((5, 12), torch.float32, i) for i in range(2)][: 1 + with_delta]
     upstream = [draw((5, 12), torch.float32, 2 + i) for i in which]
     results = []
     for backend, dtype in (("torch", torch.float64), ("triton", torch.float32)):
         inputs = [x.to(device, dtype).requires_grad_() for x in values]
-        out = norm(*inputs, out_dtype=dtype, backend=backend)
+        out = norm(*inputs, out_dtype=dtype, rms=rms, backend=backend)
         grads = torch.autograd.grad([out[i] for i in which], inputs, [g.to(device, dtype) for g in upstream])
         results.append([x.detach().double().cpu() for x in (*out, *grads)])
     for want, got in zip(*results, strict=True):
@@ -62,6 +67,25 @@ def test_norm_with_parts_missing(with_delta: bool, which: tuple, device: str) ->
 def test_norm_returns_the_stream_without_a_copy(device: str) -> None:
     x = torch.randn(4, 8, device=device, requires_grad=True)
     assert norm(x, backend="triton")[0].data_ptr() == x.data_ptr()
+
+
+def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
+    x = draw((5, 12), torch.float32, 0) + 2
+    new, out = norm(x, out_dtype=torch.float64, rms=True, backend="torch")
+    assert new is x
+    torch.testing.assert_close(out, x / (x.square().mean(1, keepdim=True) + 1e-6).sqrt())
+
+
+def test_the_backends_drop_the_same_of_a_branch(device: str) -> None:
+    x, delta = (draw((9, 40), torch.float32, i).float().to(device) for i in range(2))
+    seed = torch.tensor([7], device=device)
+    added = [
+        norm(x, delta, out_dtype=torch.float32, rms=True, dropout=0.5, seed=seed, stream=2, backend=backend)[0] - x
+        for backend in ("torch", "triton")
+    ]
+    assert torch.equal(added[0] == 0, added[1] == 0)
+    assert 0.3 < (added[0] == 0).float().mean() < 0.7
+    torch.testing.assert_close(*added)
 
 
 def test_norm_of_a_stream_far_from_zero(device: str) -> None:

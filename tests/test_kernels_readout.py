@@ -36,6 +36,22 @@ def test_values_and_gradients(
         assert want.shape == got.shape and torch.allclose(got, want, rtol=1e-6, atol=4 * size)
 
 
+@pytest.mark.parametrize("present", [(), ("delta",), ("start",)], ids=str)
+def test_without_a_delta_or_a_start(present: tuple[str, ...], device: str, rng: torch.Generator) -> None:
+    """As with zeros in their place; there is no gradient for what is not there."""
+    coords, freqs = (draw_times((6,), rng) - MIDDLE).to(device), torch.rand(3, generator=rng).double().to(device) / 1e7
+    x, delta, start, up = (torch.randn(6, 20, generator=rng).to(device) for _ in range(4))
+    found = []
+    for backend, absent in (("torch", torch.zeros_like(x)), ("torch", None), ("triton", None)):
+        x_, freqs_ = x.clone().requires_grad_(), freqs.clone().requires_grad_()
+        given = (delta if "delta" in present else absent, start if "start" in present else absent)
+        y = add_turned(x_, *given, coords, freqs_, backend)  # type: ignore[arg-type]
+        found.append((y, *torch.autograd.grad(y, (x_, freqs_), up)))
+    for want, *others in zip(*found, strict=True):
+        for got in others:
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * max(1.0, want.abs().max().item()))
+
+
 @pytest.mark.parametrize("layout", ["transposed", "expanded", "every second", "one row for all"])
 def test_gradients_and_inputs_of_any_strides(layout: str, device: str, rng: torch.Generator) -> None:
     coords, freqs = (draw_times((6,), rng) - MIDDLE).to(device), torch.rand(2, generator=rng).double().to(device) / 1e7

@@ -53,7 +53,7 @@ def test_causal_except_for_the_time_of_the_next_event(name: str, rng: torch.Gene
 
 @pytest.mark.parametrize(("name", "looks_ahead"), [
     ("sasrec", False), ("tisasrec", False), ("hstu", False), ("hstu-torope", True), ("hstu-time", True),
-    ("hstu-trope", True), ("sasrec-trope", True),
+    ("hstu-trope", True), ("sasrec-trope", True), ("transformer", False), ("transformer-trope", True),
 ])  # fmt: skip
 def test_who_sees_the_moment_of_the_request(name: str, looks_ahead: bool, rng: torch.Generator) -> None:
     """t_now changes the last position of the models that look from it (TO-RoPE through its time bias), and no other."""

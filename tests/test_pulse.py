@@ -20,16 +20,25 @@ import trope.train.loop
 from trope.data.sequences import Sequences
 from trope.evaluate.evaluation import encoder, evaluate
 from trope.evaluate.live import LiveScorer
-from trope.models.pulse import HALF_LIVES, PERIODS, CountStream, DecayedCounts, Pulse, active_half_lives, own_items
+from trope.models.pulse import (
+    HALF_LIVES,
+    PERIODS,
+    CountStream,
+    DecayedCounts,
+    LiveCounts,
+    Pulse,
+    active_half_lives,
+    own_items,
+)  # fmt: skip
 from trope.models.pulse.seasons import known_periods
 from trope.models.recommender import SequentialRecommender
 from trope.runs import PULSE
 from trope.serve.recommender import Histories, Recommender
+from trope.times import DAY, YEAR
 from trope.train.loop import train
 from trope.train.pulse import keep_counts
 
 __all__ = ["one_thread"]  # a fixture for every test in here
-DAY = 86_400
 START = 1_600_000_000
 
 
@@ -155,9 +164,12 @@ def test_scores_are_those_of_the_formula(tmp_path: Path, protocol: str) -> None:
         begin, length = int(data.offsets[user]), int(data.test_start[user])
         own_items_, own_times = data.items[begin : begin + length], data.times[begin : begin + length]
         moment = int(data.eval_batch("test", users[row : row + 1], 1).t_now)
-        age = min(max((moment - data.time_span[1]) / DAY, 0), 1)
-        about = torch.tensor([1.0, math.log(length) - 2.5, age])
-        standing, turns = (about @ network).tolist()
+        units = (moment - data.time_span[1]) / DAY
+        age = min(max(units, 0), 1)
+        horizon = min((data.protocol.window or 0) / DAY, 1)
+        about = torch.tensor([1.0, math.log(length) - 2.5, age, horizon])
+        standing, turns = (max(scale, 0.0) for scale in (about @ network).tolist())
+        turns *= 2.0 ** -max(units - 1, 0)  # what stands still was measured for one unit
         log_shares = []
         for half_life in HALF_LIVES:
             known = (data.items[history], data.times[history], moment, half_life)
@@ -172,7 +184,8 @@ def test_scores_are_those_of_the_formula(tmp_path: Path, protocol: str) -> None:
             expected = standing * float(out[row, turning:] @ items[item, turning:])
             expected += turns * float(out[row, :turning] @ items[item, :turning])
             for k, shares in enumerate(log_shares):
-                expected += float(everybody[0, k] + age * everybody[1, k]) * shares[item - 1]
+                weight = everybody[0, k] + age * everybody[1, k] + horizon * everybody[2, k]
+                expected += float(weight) * shares[item - 1]
             mine = own_times[own_items_ == item]
             if len(mine):
                 recent = [2.0 ** (-(moment - int(mine.max())) / half_life) for half_life in HALF_LIVES]
@@ -329,7 +342,9 @@ def test_serving_scores_as_evaluation_does(holdout: Sequences, tmp_path: Path) -
     served = Recommender.from_pretrained(tmp_path, "cpu")
     users, scores, _ = all_scores(model, data, "test")
     moments = data.eval_batch("test", users, 1).t_now
-    ranking = served.rank(Histories.of(data, users, data.test_start[users].long()), moments.numpy(), k=5)
+    histories, window = Histories.of(data, users, data.test_start[users].long()), data.protocol.window
+    assert window is not None
+    ranking = served.rank(histories, moments.numpy(), k=5, within=window)
     best = torch.topk(scores, 5)
     np.testing.assert_array_equal(ranking.items.reshape(-1, 5), best.indices.numpy() + 1)
     np.testing.assert_allclose(ranking.scores.reshape(-1, 5), best.values.numpy(), atol=1e-3)
@@ -358,3 +373,55 @@ def test_weights_of_another_shape_are_refused() -> None:
     pulse = Pulse(5, 2, (0, START))
     with pytest.raises(ValueError, match="own must be of shape"):
         pulse.take_weights({**pulse.weights(), "own": [1.0]})
+
+
+def test_what_nobody_has_told_is_expected_from_the_year() -> None:
+    """Item 1 sells in the first half of a year, item 2 in the second; told for three years, asked in the fourth."""
+
+    def sold(until: int) -> tuple[Tensor, Tensor]:
+        times = torch.arange(0, until, 3_600)
+        return torch.where(times % YEAR < YEAR // 2, 1, 2), times
+
+    half_lives, end = torch.tensor(HALF_LIVES, dtype=torch.float64), 3 * YEAR
+    told = CountStream(*sold(end), half_lives, 2, [PERIODS.index(YEAR)])
+    next(told.at(torch.tensor([end])))
+    assert told.seasons is not None
+    live = LiveCounts(told.counts, told.seasons, since=0)
+    for part in (0.2, 0.45, 0.6, 0.9, 1.3):
+        moment = end + int(part * YEAR)
+        truth = CountStream(*sold(moment), half_lives, 2, [PERIODS.index(YEAR)])
+        expected = next(truth.at(torch.tensor([moment])))
+        # Half-lives from four hours on; a shorter one counts less than one event.
+        torch.testing.assert_close(live.log_shares(moment)[2:].exp(), expected[2:].exp(), atol=0.06, rtol=0)
+
+
+def test_without_a_year_counts_stand_still() -> None:
+    items, times = torch.tensor([1, 2, 2]), torch.tensor([0, 10 * DAY, 20 * DAY])
+    told = CountStream(items, times, torch.tensor(HALF_LIVES, dtype=torch.float64), 2, known_periods(20 * DAY))
+    next(told.at(torch.tensor([21 * DAY])))
+    assert told.seasons is not None
+    live = LiveCounts(told.counts, told.seasons, since=0)
+    later = 21 * DAY + YEAR
+    torch.testing.assert_close(live.log_shares(later)[: len(HALF_LIVES)], told.counts.log_shares(later))
+
+
+def test_readout_is_asked_for_the_last_known_year() -> None:
+    pulse = Pulse(2, 2, (0, 3 * YEAR))
+    pulse.get_buffer("age_unit").fill_(DAY)
+    times = torch.tensor([YEAR, 3 * YEAR, 3 * YEAR + DAY, 3 * YEAR + DAY + 1, 4 * YEAR, 4 * YEAR + 5, 6 * YEAR - 7])
+    expected = [YEAR, 3 * YEAR, 3 * YEAR + DAY, 2 * YEAR + DAY + 1, 3 * YEAR, 2 * YEAR + 5, 3 * YEAR - 7]
+    assert pulse.known_times(times).tolist() == expected
+    short = Pulse(2, 2, (0, YEAR))
+    short.get_buffer("age_unit").fill_(DAY)
+    assert short.known_times(times).tolist() == times.tolist()
+
+
+def test_a_part_of_the_network_is_never_turned_round() -> None:
+    """A scale that would fall below zero with age is zero."""
+    pulse = Pulse(2, 1, (0, DAY))
+    pulse.get_buffer("age_unit").fill_(DAY)
+    pulse.get_buffer("network")[2] = torch.tensor([-0.5, -3.0])
+    moments = torch.tensor([DAY, 2 * DAY])
+    scaled = pulse.scale(torch.ones(2, 2), torch.tensor([12, 12]), moments)
+    assert scaled[0].tolist() == [1.0, 1.0]
+    assert scaled[1].tolist() == [0.0, 0.5]

@@ -230,7 +230,7 @@ def test_a_share_is_a_share() -> None:
         preset("hstu-trope", ["rotary.readout=some"])
 
 
-@pytest.mark.parametrize("name", ["sasrec", "sasrec-trope", "tisasrec", "hstu", "hstu-trope"])
+@pytest.mark.parametrize("name", ["sasrec", "sasrec-trope", "tisasrec", "transformer", "hstu", "hstu-trope"])
 def test_every_block_has_it(name: str, rng: torch.Generator) -> None:
     """The moment reaches the output of every block, as the readout says it does, and its frequencies learn."""
     settings = ["model.width=8", "model.heads=2", "model.head_dim=4", "model.max_len=6", "model.dropout=0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import shutil
@@ -34,22 +35,29 @@ def run(data: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Load:
-    """Threads that call something again and again, until they are told to stop."""
+    """Threads that call something again and again, until they are told to stop; what they raise is raised there."""
 
     def __init__(self, call: Callable[[int], None], threads: int = 6) -> None:
         self._stop = threading.Event()
+        self._raised: list[Exception] = []
         self._threads = [threading.Thread(target=self._run, args=(call, place)) for place in range(threads)]
         for thread in self._threads:
             thread.start()
 
     def _run(self, call: Callable[[int], None], place: int) -> None:
         while not self._stop.is_set():
-            call(place)
+            try:
+                call(place)
+            except Exception as error:
+                self._raised.append(error)
+                return
 
     def stop(self) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+        if self._raised:
+            raise self._raised[0]
 
 
 def test_no_acknowledged_event_is_lost_by_a_kill(run: Path, tmp_path: Path) -> None:
@@ -64,7 +72,7 @@ def test_no_acknowledged_event_is_lost_by_a_kill(run: Path, tmp_path: Path) -> N
             try:
                 if server.post("/events", {"events": rows})[0] == 200:
                     acknowledged.extend(names)
-            except (OSError, ValueError):  # killed before it answered
+            except (OSError, ValueError, http.client.HTTPException):  # killed before it had answered
                 time.sleep(0.01)
 
         load = Load(post)

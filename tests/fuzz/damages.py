@@ -191,8 +191,9 @@ def _damage_tensors(kind: str, path: Path, rng: random.Random) -> str:
         every = rng.random() < 0.5
         save_file({} if every else {key: value for key, value in tensors.items() if key != name}, path)
         return "removal of all tensors" if every else f"removal of {name}"
-    value = rng.choice((np.nan, np.inf, -np.inf, 0.0, 1e30, 1.0))
     tensor = tensors[name].reshape(-1)
+    is_whole = np.issubdtype(tensor.dtype, np.integer)
+    value = rng.choice((-1, 0, 1, 2**62) if is_whole else (np.nan, np.inf, -np.inf, 0.0, 1e30, 1.0))
     tensor[rng.randrange(len(tensor)) if rng.random() < 0.5 else slice(None)] = value
     save_file({**tensors, name: tensor.reshape(tensors[name].shape)}, path)
     return f"{value} in {name}"

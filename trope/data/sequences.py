@@ -185,16 +185,19 @@ class Sequences:
         meta = {**self.meta, "time_span": {**self.meta["time_span"], "train": span}}
         return Sequences(self.path, meta, {**self._tensors, "splits": splits})
 
-    def validated_from(self, moment: int) -> Sequences:
+    def validated_from(self, moment: int, until: int | None = None) -> Sequences:
         """The same data asked at a later moment of the validation window; for `holdout`.
 
-        Events of the window before `moment` are history then, and those from it on are the positives.
+        Events of the window before `moment` are history then, and those from it on, before `until`, are the positives.
         """
         cutoff = self.protocol.t_now("test")
         assert cutoff is not None, "only a holdout has a window"
         users = torch.arange(self.num_users, device=self.device)
-        past = torch.minimum(self.count_before(users, moment), self.valid_end.long()).to(self.valid_end.dtype)
-        splits = torch.stack((past, self.valid_end, self.test_start, self.test_end))
+        ends = self.valid_end.long()
+        past = torch.minimum(self.count_before(users, moment), ends)
+        if until is not None:
+            ends = torch.minimum(self.count_before(users, until), ends)
+        splits = torch.stack((*(x.to(self.valid_end.dtype) for x in (past, ends)), self.test_start, self.test_end))
         meta = {**self.meta, "protocol": {"name": "holdout", "cutoff": cutoff, "window": cutoff - moment}}
         return Sequences(self.path, meta, {**self._tensors, "splits": splits})
 

@@ -39,7 +39,7 @@ from trope.evaluate.ranking import TileScores, check_finite, count_places, dot_s
 from trope.models.pulse import CountStream
 from trope.runs import COUNTING, WITH_COUNTING, read_json
 
-BETAS = (0.01, 0.02, 0.05, 0.1, 0.2)
+BETAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _KINDS: dict[str, Any] = {
     "best_epoch": int, "beta": float, "half_life": int, "criterion": str, "users": int, "without": dict[str, float],
     "with": dict[str, float],

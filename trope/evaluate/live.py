@@ -35,20 +35,26 @@ class LiveScorer:
 
     What counts at a moment are the events of the split's histories that lie strictly before it.
 
-    encode: histories to vectors. items_VE: the items' vectors. split: valid or test.
+    encode: histories to vectors. items_VE: the items' vectors. split: valid or test. until: the end of the window that
+        is asked for; without one that of the protocol, if it has a window.
     """
 
-    def __init__(self, pulse: Pulse, encode: Encode, items_VE: Tensor, data: Sequences, split: str) -> None:
+    def __init__(
+        self, pulse: Pulse, encode: Encode, items_VE: Tensor, data: Sequences, split: str, until: int | None = None
+    ) -> None:
         self.pulse, self.encode, self.items_VE, self.data, self.split = pulse, encode, items_VE, data, split
         events = data.first_events(data.split_range(split)[0])
         self.stream = pulse.count(data.items[events], data.times[events])
+        begin, window = data.protocol.t_now(split), data.protocol.window or 0
+        ahead = window if until is None or begin is None else until - begin
+        self.horizon = pulse.horizon(ahead)
 
     def __call__(self, batch: EvalBatch) -> TileScores:
         out_BE = self.encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
         check_finite(out_BE, "outputs")
         lengths_B, own = self.own(batch)
-        scaled_BE = self.pulse.scale(out_BE, lengths_B, batch.t_now)
-        return live_scores(self.pulse, scaled_BE, self.items_VE, own, batch.t_now, self.stream.at)
+        scaled_BE = self.pulse.scale(out_BE, lengths_B, batch.t_now, self.horizon)
+        return live_scores(self.pulse, scaled_BE, self.items_VE, own, batch.t_now, self.stream.at, self.horizon)
 
     def own(self, batch: EvalBatch) -> tuple[Tensor, OwnItems]:
         """How long the users' whole histories are, and what they hold."""
@@ -85,15 +91,17 @@ def live_scores(
     own: OwnItems,
     t_now_B: Tensor,
     shares_at: Callable[[Tensor], Iterable[Tensor]],
+    horizon: float = 0.0,
 ) -> TileScores:
     """The three parts of the score, a tile at a time.
 
     scaled_BE: outputs, scaled by the pulse. shares_at: rising moments to log shares [K, V + 1], one for each.
+    horizon: `Pulse.horizon` of what is asked for.
     """
     dots = dot_scores(scaled_BE, items_VE)
     moments_M, moment_B = torch.unique(t_now_B, return_inverse=True)
     each_moment = zip(shares_at(moments_M), moments_M, strict=True)
-    everybody_MV = torch.stack([pulse.of_everybody(shares_KV, moment) for shares_KV, moment in each_moment])
+    everybody_MV = torch.stack([pulse.of_everybody(shares_KV, moment, horizon) for shares_KV, moment in each_moment])
     cells, own_C = Cells(own.rows_C, own.items_C), pulse.of_own(own)
 
     def scores(first: int, last: int) -> Tensor:

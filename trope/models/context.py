@@ -5,11 +5,13 @@ Shape letters: B sequences, L positions, T tokens, E width, C coordinates.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trope.kernels.attention import Gaps, time_gaps
 from trope.kernels.backend import resolve_backend
@@ -19,14 +21,30 @@ from trope.rotary import IndexRoPE, TORoPE, TRoPE
 Rotation = TRoPE | TORoPE | IndexRoPE
 
 
+class Drop(NamedTuple):
+    """Dropout that a kernel applies.
+
+    seed: int64 [1] on the device. place: one number per place in the model that drops.
+    """
+
+    rate: float
+    seed: Tensor
+    place: int
+
+
 class Stream(NamedTuple):
-    """The residual stream between blocks: x + delta. The sum is left to the next norm, which fuses it."""
+    """The residual stream between blocks: x + delta. The sum is left to the next norm, which fuses it.
+
+    drop: dropout of delta, which that norm applies too.
+    """
 
     x_TE: Tensor
     delta_TE: Tensor | None = None
+    drop: Drop | None = None
 
     def sum(self) -> Tensor:
         """x + delta, [T, E]."""
+        assert self.drop is None, "delta is still to be dropped, by the kernel of the next norm"
         return self.x_TE if self.delta_TE is None else self.x_TE + self.delta_TE
 
 
@@ -60,8 +78,7 @@ class Context:
     @property
     def dtype(self) -> torch.dtype:
         """Of the products: autocast's where it is on."""
-        device = self._like.device.type
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self._like.dtype
+        return product_dtype(self._like)
 
     def gaps(self, last: int) -> Gaps:
         """Time gaps of all pairs, in buckets 0 .. last, for HSTU's time bias."""
@@ -103,23 +120,63 @@ class Context:
 
     def padded(self, x_T: Tensor) -> Tensor:
         """Flat tokens [T, ..] as a batch [B, L, ..]; zero behind a row's last token where tokens were jagged."""
-        shape = (len(self.bounds.starts_B), self.bounds.max_len)
-        if not self.bounds.is_padded:
+        slots_T = self.slots()
+        if slots_T is not None:
             # Each token has a slot of its own, so the gradient is a selection too, with nothing to add up.
-            x_T = x_T.new_zeros((shape[0] * shape[1], *x_T.shape[1:])).index_copy(0, self._slots(), x_T)
-        return x_T.unflatten(0, shape)
+            x_T = x_T.new_zeros((math.prod(self.padded_shape), *x_T.shape[1:])).index_copy(0, slots_T, x_T)
+        return x_T.unflatten(0, self.padded_shape)
+
+    def rotated_keys(self, rotary: Rotation | None, k_THD: Tensor) -> Tensor:
+        """Keys without their queries, rotated where there is an encoding."""
+        if rotary is None:
+            return k_THD
+        coords_q, coords_k = (coords_CT[:, None] for coords_CT in self.coordinates(rotary))
+        return rotary.rotate(k_THD[None, :, :0], k_THD[None], coords_q, coords_k)[1][0]
 
     def flat(self, x_BL: Tensor) -> Tensor:
         """The tokens [T, ..] of a batch [B, L, ..]."""
-        x_T = x_BL.flatten(0, 1)
-        return x_T if self.bounds.is_padded else x_T.index_select(0, self._slots())
+        x_T, slots_T = x_BL.flatten(0, 1), self.slots()
+        if slots_T is None:
+            return x_T
+        return _Select.apply(x_T, slots_T) if x_T.requires_grad else x_T.index_select(0, slots_T)
 
-    def _slots(self) -> Tensor:
-        """Where each token lies in the padded batch, flattened, [T]."""
+    @property
+    def padded_shape(self) -> tuple[int, int]:
+        """B and L of the padded batch."""
+        return len(self.bounds.starts_B), self.bounds.max_len
+
+    def slots(self) -> Tensor | None:
+        """Where each token lies in the padded batch, flattened, [T]; None where token t lies at t."""
+        # As many tokens as the padded batch has places: every sequence fills its row.
+        is_full = self.bounds.is_complete and len(self.times_T) == math.prod(self.padded_shape)
+        if self.bounds.is_padded or is_full:
+            return None
         if self._slots_T is None:
             token_T = torch.arange(len(self.times_T), device=self.times_T.device)
             self._slots_T = self.bounds.row_of(token_T) * self.bounds.max_len + self.index_T
         return self._slots_T
+
+
+def product_dtype(like: Tensor) -> torch.dtype:
+    """The dtype of products with such a tensor: autocast's where it is on."""
+    device = like.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
+
+
+class _Select(torch.autograd.Function):
+    """`index_select` of different rows: the gradient is a copy, where torch's adds up with atomics."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows_T: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_T)
+        ctx.rows = len(x)
+        return x.index_select(0, rows_T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (g,), (rows_T,) = gradients, ctx.saved_tensors
+        return g.new_zeros((ctx.rows, *g.shape[1:])).index_copy_(0, rows_T, g), None
 
 
 def relative_intervals(times_BL: Tensor, most: int) -> Tensor:

@@ -134,8 +134,7 @@ def _transformer(config: Config, B: int, L: int) -> list[Part]:
     model = config.model
     N, E, T, inner = model.blocks, model.width, B * L, inner_width(model.width)
     return [
-        Part("norms and residuals", parameters=(2 * N + 1) * E,
-             other=(2 * N + 1) * (RMS_NORM + 1) * T * E + 2 * N * T * E),
+        Part("norms and residuals", other=(2 * N + 1) * RMS_NORM * T * E + 2 * N * T * E),
         Part("projections", parameters=N * 4 * E * E, products=N * 2 * T * 4 * E * E),
         *_rotary(config, T),
         *_attention(N, model.heads, model.head_dim, B * L * L),
@@ -194,15 +193,16 @@ def _pulse(config: Config, items: int, B: int, L: int) -> list[Part]:
     """The pulse of B requests at one moment, whose histories hold L different items each; every season is counted."""
     K, P, columns = len(HALF_LIVES), len(PERIODS), items + 1
     features = FEATURES + K
-    # A scale of three features for two kinds of planes, and a weight for each feature of the user's own items.
-    network, everybody = 3 * 2, 2 * (K + P)
+    # A scale of four features for two kinds of planes, and a weight for each feature of the user's own items.
+    network, everybody = 4 * 2, 3 * (K + P)
     weights = Part(
         "pulse: weights", "request", held=network + everybody + features + 1,  # and the unit of age
         products=2 * B * network + 2 * B * L * features, other=B * config.model.width + B * L,
     )  # fmt: skip
-    # Counts decay, get a prior and become shares; their weighted sum is added to each request's scores.
+    # Counts decay, what the year expects since the last event told is added, and with a prior they become shares; their
+    # weighted sum is added to each request's scores.
     counts = Part(
         "pulse: counts", "request", held=(K + P * BINS) * columns + 1,  # and their moment
-        products=2 * (K + P) * columns + 2 * P * BINS * columns, other=4 * (K + P) * columns + B * items,
+        products=2 * (K + P) * columns + 2 * (K + P) * BINS * columns, other=5 * (K + P) * columns + B * items,
     )  # fmt: skip
     return [weights, counts]

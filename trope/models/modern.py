@@ -1,62 +1,181 @@
 """The Transformer block as language models have it today: RMSNorm before, softmax attention, SwiGLU, no biases.
 
-Shape letters: T tokens, E width, F inner width of the feed-forward.
+Norms have no gain. A gain is a factor for each input of the projection behind the norm, so the projection's weights can
+hold it and the block expresses the same. The final norm's gain would not be redundant in this way; outputs become unit
+vectors, and HSTU, which has no final norm, does without one too.
+
+What is between the products is fused (trope.kernels): residual sum, dropout and norm; rotation and padding of q, k and
+v; SiLU and product of the feed-forward. Attention is torch's.
+
+Shape letters: B batch, L positions, T tokens, H heads, D head dim, E width, F inner width of the feed-forward.
 """
 
 from __future__ import annotations
 
-from typing import Self
+import math
+from typing import ClassVar, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.config import Config, ModelConfig
-from trope.models.block import Block, make_rotary
-from trope.models.context import Context, Rotation, Stream
-from trope.models.transformer import CausalAttention
+from trope.kernels.look import KeysValues
+from trope.kernels.norm import norm
+from trope.kernels.project import project
+from trope.kernels.split_rotate import split_rotate
+from trope.kernels.swiglu import swiglu
+from trope.models.block import Block, look_from, make_rotary, turning
+from trope.models.context import Context, Drop, Rotation, Stream
+from trope.models.look_context import LookContext
 
-EPS = 1e-6  # of the norms; bf16's own would be 0.008
 # Two thirds of the usual four times the width: SwiGLU has three matrices where others have two.
 EXPANSION, _ROUND = 8 / 3, 16
 
 
 class ModernBlock(Block):
-    """Attention and SwiGLU, each behind an RMSNorm and a residual; rotated where the config has a rotary encoding."""
+    """Attention and SwiGLU, each behind an RMSNorm and a residual; rotated where the config has a rotary encoding.
 
-    def __init__(self, config: ModelConfig, rotary: Rotation | None) -> None:
+    Args:
+        config: sizes and dropout.
+        rotary: the encoding of this layer, or None.
+        number: of the block, from 1; the dropout of its two branches draws from streams of their own.
+    """
+
+    can_remember: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig, rotary: Rotation | None, number: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = (nn.RMSNorm(config.width, eps=EPS) for _ in range(2))
-        self.attention = CausalAttention(config, rotary, bias=False)
+        self.number = number
+        self.attention = SoftmaxAttention(config, rotary)
         self.feed_forward = SwiGLU(config.width)
         self.dropout = nn.Dropout(config.dropout)
 
     @classmethod
     def stack(cls, config: Config, time_span: tuple[int, int]) -> list[Self]:
         model = config.model
-        return [cls(model, make_rotary(config.rotary, model.head_dim, time_span)) for _ in range(model.blocks)]
+        rotaries = [make_rotary(config.rotary, model.head_dim, time_span) for _ in range(model.blocks)]
+        return [cls(model, rotary, number) for number, rotary in enumerate(rotaries, start=1)]
 
     @classmethod
     def final_norm(cls, config: Config) -> nn.Module:
-        return nn.RMSNorm(config.model.width, eps=EPS)
+        return FinalRMSNorm()
 
     def forward(self, stream: Stream, context: Context) -> Stream:
-        x_TE = stream.sum()
-        x_TE = x_TE + self.dropout(self.attention(self.norm1(x_TE), context))
-        return Stream(x_TE + self.dropout(self.feed_forward(self.norm2(x_TE))))
+        """Returns (x + delta, new delta) and how delta is dropped; the next norm fuses all of it."""
+        x_TE, normed_TE = sum_and_norm(stream, context.dtype)
+        return self._behind(x_TE, self.attention(normed_TE, context), context)
+
+    def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
+        x_TE, normed_TE = sum_and_norm(stream, context.dtype)
+        attended_TE, kept = self.attention.remember(normed_TE, context)
+        return self._behind(x_TE, attended_TE, context), kept
+
+    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
+        x_TE, normed_TE = sum_and_norm(stream, context.dtype)
+        attended_TE, own = self.attention.look(normed_TE, context, past)
+        x_TE, normed_TE = sum_and_norm(Stream(context.each_moment(x_TE), attended_TE), context.dtype)
+        return Stream(x_TE, self.feed_forward(normed_TE)), own
+
+    def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
+        return self.attention.keys_values(sum_and_norm(stream, context.dtype)[1], context)
+
+    def _behind(self, x_TE: Tensor, attended_TE: Tensor, context: Context) -> Stream:
+        """The stream behind the feed-forward, from what attention was given, before its norm, and what it gave."""
+        stream = self._stream(x_TE, attended_TE, context, 2 * self.number - 1)
+        x_TE, normed_TE = sum_and_norm(stream, context.dtype)
+        return self._stream(x_TE, self.feed_forward(normed_TE), context, 2 * self.number)
+
+    def _stream(self, x_TE: Tensor, delta_TE: Tensor, context: Context, place: int) -> Stream:
+        """The stream with a branch's output, dropped here where no kernel will."""
+        if not (self.training and self.dropout.p):
+            return Stream(x_TE, delta_TE)
+        seed = context.kernel_seed()
+        if seed is None:
+            return Stream(x_TE, self.dropout(delta_TE))
+        return Stream(x_TE, delta_TE, Drop(self.dropout.p, seed, place))
+
+
+def sum_and_norm(stream: Stream, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The sum of a residual stream in its own dtype, and its RMS norm in `out_dtype`; both [T, E]."""
+    rate, seed, place = stream.drop or (0.0, None, 0)
+    return norm(stream.x_TE, stream.delta_TE, out_dtype=out_dtype, rms=True, dropout=rate, seed=seed, stream=place)
+
+
+class FinalRMSNorm(nn.Module):
+    """The RMS norm of a residual stream's sum."""
+
+    def forward(self, stream: Stream) -> Tensor:
+        return sum_and_norm(stream, stream.x_TE.dtype)[1]
+
+
+class Projection(nn.Module):
+    """x W without a bias, in the dtype of x. W is [inputs, outputs]: its gradient then needs no transposition."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        most = 1 / math.sqrt(inputs)  # nn.Linear's
+        self.weight = nn.Parameter(torch.empty(inputs, outputs).uniform_(-most, most))
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        return project(x_TI, self.weight)
+
+
+class SoftmaxAttention(nn.Module):
+    """Causal softmax attention by torch's fused kernels. Jagged tokens are padded only where rows are not full."""
+
+    def __init__(self, config: ModelConfig, rotary: Rotation | None) -> None:
+        super().__init__()
+        self.heads, self.dropout = config.heads, config.dropout
+        self.qkv = Projection(config.width, 3 * config.width)
+        self.out = Projection(config.width, config.width)
+        self.rotary = rotary
+
+    def forward(self, x_TE: Tensor, context: Context) -> Tensor:
+        return self._attend(*self.split(x_TE, context), context)
+
+    def remember(self, x_TE: Tensor, context: Context) -> tuple[Tensor, KeysValues]:
+        """What `forward` returns, and keys and values, [T, H, D]."""
+        q, k, v = self.split(x_TE, context)
+        return self._attend(q, k, v, context), KeysValues(context.flat(k), context.flat(v))
+
+    def look(self, x_TE: Tensor, context: LookContext, past: KeysValues) -> tuple[Tensor, KeysValues]:
+        """`remember` for pending tokens. past: [B, H, S, D]."""
+        y_TE, own = look_from(self.qkv(x_TE), self.heads, self.rotary, context, past)
+        return self.out(y_TE), own
+
+    def keys_values(self, x_TE: Tensor, context: Context | LookContext) -> KeysValues:
+        """Keys and values alone, [T, H, D]."""
+        _, weight_k, weight_v = self.qkv.weight.chunk(3, dim=1)
+        k, v = (project(x_TE, weight).unflatten(1, (self.heads, -1)) for weight in (weight_k, weight_v))
+        return KeysValues(context.rotated_keys(self.rotary, k), v)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        # Transposed views, which torch's kernels take as they are; their output is a transposed view as well.
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
+        return self.out(context.flat(y.transpose(1, 2).flatten(2)))
+
+    def split(self, x_TE: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of padded sequences, [B, L, H, D], q and k rotated."""
+        slots_T, shape = context.slots(), context.padded_shape
+        rows = None if slots_T is None else math.prod(shape)
+        parts = split_rotate(self.qkv(x_TE), self.heads, *turning(self.rotary, context), slots_T, rows)
+        q, k, v = (part.unflatten(0, shape) for part in parts)
+        return q, k, v
 
 
 class SwiGLU(nn.Module):
-    """silu(x A) * (x B), projected back."""
+    """silu(x A) * (x B), projected back. `inner` is A and B side by side."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         inner = inner_width(width)
-        self.inner = nn.Linear(width, 2 * inner, bias=False)
-        self.out = nn.Linear(inner, width, bias=False)
+        self.inner = Projection(width, 2 * inner)
+        self.out = Projection(inner, width)
 
     def forward(self, x_TE: Tensor) -> Tensor:
-        gate_TF, value_TF = self.inner(x_TE).chunk(2, dim=-1)
-        return self.out(F.silu(gate_TF) * value_TF)
+        return self.out(swiglu(self.inner(x_TE)))
 
 
 def inner_width(width: int) -> int:

@@ -93,7 +93,7 @@ class TimeReadout(nn.Module):
         turned, _ = self.turn.rotate(x, x[:, :, :0], coords.reshape(1, 1, -1), coords.reshape(1, 1, -1))
         return torch.cat((turned.view(added.shape).to(out.dtype), out[..., turning:]), dim=-1)
 
-    def of_sum(self, x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, moments_T: Tensor) -> Tensor:
+    def of_sum(self, x_TE: Tensor, delta_TE: Tensor | None, start_TE: Tensor | None, moments_T: Tensor) -> Tensor:
         """`forward` of x + delta, in one pass over memory: the end of a residual stream that began with `start_TE`.
 
         The caller has checked the moments.

@@ -26,12 +26,14 @@ from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.live import live_scores, users_at_a_time
 from trope.evaluate.ranking import Cells, TopK, check_finite, top_k, top_k_of
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
+from trope.models.memory import Memory
 from trope.models.pretrained import find_folder
 from trope.models.pulse import own_items
 from trope.models.recommender import SequentialRecommender
 from trope.rotary.checks import check_choice, check_event_values, check_order, check_time_values
 from trope.runs import BEST, CATALOGUE
 from trope.serve.frames import Events, column_per_user, moments_per_user, read_events, write_recommendations
+from trope.serve.moments import MomentRanking, rank_moments
 from trope.times import DAY, Moment, say_minute, say_roughly
 
 LONG_SHARE, LONG_MOST = 0.1, 60 * DAY
@@ -155,6 +157,7 @@ class Recommender:
         *,
         unknown_items: str = "refuse",
         allow_past: bool = False,
+        within: int = 0,
     ) -> Any:
         """The `k` best items of each user at `t_now`: a DataFrame of the events' kind (user_id, item_id, score, rank).
 
@@ -167,6 +170,8 @@ class Recommender:
             filter_seen: leave out `none`, the items of the `window` looked at, or of the whole `history`.
             unknown_items: `refuse` events with items the model does not know, or `drop` them.
             allow_past: accept a `t_now` before a user's last event.
+            within: seconds from `t_now` that the answer is for; 0 asks for what is chosen then. Tells a difference only
+                with a pulse that a holdout's window has fitted.
         """
         check_choice("unknown_items", unknown_items, ("refuse", "drop"))
         table = read_events(events, self.catalogue.is_text)
@@ -177,7 +182,7 @@ class Recommender:
         _check_values(histories, moments)
         if not allow_past:
             _refuse_past(table.users, histories, moments)
-        ranking = self._rank(histories, moments, k, filter_seen)
+        ranking = self._rank(histories, moments, k, filter_seen, within)
         items = self.catalogue.originals(ranking.items)
         return write_recommendations(table, ranking.rows, items, ranking.scores, ranking.ranks)
 
@@ -189,7 +194,6 @@ class Recommender:
         """
         if self._live is None:
             return 0
-        counts, seasons = self._live
         table = read_events(events, self.catalogue.is_text)
         dense = self.catalogue.dense(table.items)
         known = dense > 0
@@ -197,17 +201,21 @@ class Recommender:
         if not len(items):
             return 0
         check_time_values(times)
-        assert counts.moment is not None
-        counts.move(max(counts.moment, int(times.max()) + 1), items, times)
-        seasons.add(items, times)
+        self._live.add(items, times)
         return len(items)
 
     def rank(
-        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int = 10, filter_seen: str = "none"
+        self,
+        histories: Histories,
+        t_now: npt.NDArray[np.int64],
+        k: int = 10,
+        filter_seen: str = "none",
+        within: int = 0,
     ) -> Ranking:
         """The `k` best items of each history, as arrays with dense ids.
 
-        t_now: [B] Unix seconds, one for each history; it may lie before the history's last event.
+        t_now: [B] Unix seconds, one for each history; it may lie before the history's last event. within: as for
+            `recommend`.
         """
         if np.shape(t_now) != (len(histories.offsets) - 1,):
             raise ValueError(
@@ -215,16 +223,44 @@ class Recommender:
                 f"{np.shape(t_now)}; repeat a moment that is the same for all"
             )
         _check_values(histories, t_now)
-        return self._rank(histories, t_now, k, filter_seen)
+        return self._rank(histories, t_now, k, filter_seen, within)
 
-    def _rank(self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str) -> Ranking:
+    def remember(self, histories: Histories) -> Memory:
+        """The last `max_len` events of each history, encoded once: for `rank_moments`, and to be continued."""
+        _check_values(histories, None)
+        _check_request(histories, 1, "none")
+        items, times, offsets = (torch.from_numpy(x) for x in histories)
+        width = min(self.model.config.model.max_len, int(offsets.diff().max()))
+        history = last_events(items, times, offsets[:-1], offsets[1:], width)
+        return self.model.remember(*(x.to(self.device) for x in history))
+
+    def rank_moments(
+        self,
+        histories: Histories,
+        moments_BM: npt.NDArray[np.int64],
+        k: int = 10,
+        filter_seen: str = "none",
+        within: int = 0,
+        memory: Memory | None = None,
+    ) -> MomentRanking:
+        """The `k` best items of each history at each of its moments, as `rank` gives them for one moment each.
+
+        A history is encoded once for all its moments, unless the model has blocks that cannot remember.
+
+        moments_BM: Unix seconds; they may lie before the history's last event. within: as for `recommend`.
+        memory: of these histories, where the caller has kept it: from `remember`, continued by `Memory.append`.
+        """
         _refuse_fork(self.device)
-        check_choice("filter_seen", filter_seen, FILTERS)
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a whole number from 1, got {k!r}")
-        if len(t_now) == 0 or np.diff(histories.offsets).min() < 1:
-            raise ValueError("there must be a history, and an event in each; leave users without events out")
-        parts = list(self._rank_batches(histories, t_now, min(k, len(self.catalogue)), filter_seen))
+        _check_values(histories, None)
+        _check_request(histories, k, filter_seen, within)
+        return rank_moments(self, histories, moments_BM, min(k, len(self.catalogue)), filter_seen, within, memory)
+
+    def _rank(
+        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str, within: int
+    ) -> Ranking:
+        _refuse_fork(self.device)
+        _check_request(histories, k, filter_seen, within)
+        parts = list(self._rank_batches(histories, t_now, min(k, len(self.catalogue)), filter_seen, within))
         return Ranking(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def _histories(self, events: Events, drop: bool) -> Histories:
@@ -244,11 +280,10 @@ class Recommender:
 
     @torch.inference_mode()
     def _rank_batches(
-        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str
+        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str, within: int
     ) -> Iterator[Ranking]:
         items, times, offsets = (torch.from_numpy(x) for x in histories)
-        most = users_at_a_time(self.model.num_items, USERS_AT_A_TIME) if self._pulse else USERS_AT_A_TIME
-        for rows in torch.arange(len(t_now)).split(most):
+        for rows in torch.arange(len(t_now)).split(self.rows_at_a_time):
             begins, ends = offsets[rows], offsets[rows + 1]
             width = min(self.model.config.model.max_len, int((ends - begins).max()))
             history = last_events(items, times, begins, ends, width)
@@ -256,13 +291,19 @@ class Recommender:
             left_out = Cells(seen.rows_T.to(self.device), items[seen.places_T].long().to(self.device))
             all_events = flatten_ranges(begins, ends)
             whole = items[all_events.places_T], times[all_events.places_T], all_events.offsets_B
-            found = self._best(history, whole, torch.from_numpy(t_now[rows.numpy()]), k, left_out)
+            found = self._best(history, whole, torch.from_numpy(t_now[rows.numpy()]), k, left_out, within)
             chosen, scores = found.items_BK.cpu().numpy(), found.scores_BK.cpu().numpy()
             kept, places = np.nonzero(chosen)
             yield Ranking(rows.numpy()[kept], chosen[kept, places], scores[kept, places], places + 1)
 
     def _best(
-        self, history: History, whole: tuple[Tensor, Tensor, Tensor], t_now_B: Tensor, k: int, left_out: Cells
+        self,
+        history: History,
+        whole: tuple[Tensor, Tensor, Tensor],
+        t_now_B: Tensor,
+        k: int,
+        left_out: Cells,
+        within: int,
     ) -> TopK:
         """The best items of one batch of histories, which are moved to the model's device.
 
@@ -270,23 +311,52 @@ class Recommender:
         """
         t_now_B = t_now_B.to(self.device)
         out_BE = self.model.encode_last(*(x.to(self.device) for x in (*history, t_now_B))).float()
+        return self.best_of(out_BE, whole, t_now_B, k, left_out, within)
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """How many pairs of a history and a moment are ranked together."""
+        return users_at_a_time(self.model.num_items, USERS_AT_A_TIME) if self._pulse else USERS_AT_A_TIME
+
+    def best_of(
+        self,
+        out_BE: Tensor,
+        whole: tuple[Tensor, Tensor, Tensor],
+        t_now_B: Tensor,
+        k: int,
+        left_out: Cells,
+        within: int,
+    ) -> TopK:
+        """The best items by the network's outputs, and by the pulse where there is one; `whole` as in `_best`."""
         check_finite(out_BE, "outputs")
         if self._pulse is None or self._live is None:
             return top_k(out_BE, self._vectors_VE, k, left_out)
         items, times, offsets = (x.to(self.device) for x in whole)
-        num_items, (counts, seasons) = self.model.num_items, self._live
+        num_items, live = self.model.num_items, self._live
         own = own_items(items, times, offsets, t_now_B, self._pulse.half_lives, num_items)
-        scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B)
+        horizon = self._pulse.horizon(within)
+        scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B, horizon)
 
         def shares_at(moments: Tensor) -> Iterator[Tensor]:
-            return (torch.cat((counts.log_shares(t), seasons.log_shares(t))) for t in moments.tolist())
+            return (live.log_shares(t) for t in moments.tolist())
 
-        scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, shares_at)
+        scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, shares_at, horizon)
         return top_k_of(scores, len(t_now_B), num_items, self.device, k, left_out)
 
 
-def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
-    times, offsets, moments = (torch.from_numpy(x) for x in (histories.times, histories.offsets, t_now))
+def _check_request(histories: Histories, k: int, filter_seen: str, within: int = 0) -> None:
+    check_choice("filter_seen", filter_seen, FILTERS)
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k must be a whole number from 1, got {k!r}")
+    if isinstance(within, bool) or not isinstance(within, int) or within < 0:
+        raise ValueError(f"within must be a whole number of seconds from 0, got {within!r}")
+    if len(histories.offsets) < 2 or np.diff(histories.offsets).min() < 1:
+        raise ValueError("there must be a history, and an event in each; leave users without events out")
+
+
+def _check_values(histories: Histories, t_now: npt.NDArray[np.int64] | None) -> None:
+    times, offsets = torch.from_numpy(histories.times), torch.from_numpy(histories.offsets)
+    moments = None if t_now is None else torch.from_numpy(t_now)
     check_event_values(times, None, offsets, moments, allow_past=True)
     check_order(times, None, offsets)
 

@@ -1,6 +1,6 @@
 """Vectors of histories at moments. The one place where the server runs the network.
 
-A model that remembers histories (`model.remember`, `memory.look`) encodes a history once and looks at it from every
+A model that remembers histories (`model.remember`, `Memory.look`) encodes a history once and looks at it from every
 moment. Its memories are kept while there is room. A history that is asked for once, at one moment, is encoded with the
 others of its batch; the second time, or with several moments, it is remembered. Other models encode every row.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trope.data.windows import last_events
 from trope.evaluate.ranking import check_finite
+from trope.models.memory import Memory
 from trope.models.recommender import SequentialRecommender
 from trope.server.people import Person
 
@@ -51,10 +52,8 @@ class Encoder:
 
     def __init__(self, model: SequentialRecommender, device: torch.device, most_bytes: int = KEPT_BYTES) -> None:
         self.model, self.device, self.most_bytes = model, device, most_bytes
-        self.can_remember = hasattr(model, "remember") and all(
-            getattr(block, "can_remember", False) for block in model.blocks
-        )
-        self._memories: OrderedDict[Person, dict[int, Any]] = OrderedDict()  # by length
+        self.can_remember = model.can_remember
+        self._memories: OrderedDict[Person, dict[int, Memory]] = OrderedDict()  # by length
         self._seen: OrderedDict[Person, set[int]] = OrderedDict()  # lengths that were asked for once
         self._bytes = 0
 
@@ -104,8 +103,8 @@ class Encoder:
         for place in known:
             by_count.setdefault(len(places[place]), []).append(place)
         for group in by_count.values():
-            joined = [memories[place] for place in group]
-            memory = joined[0] if len(joined) == 1 else type(joined[0]).join(joined)
+            joined = [memory for place in group if (memory := memories[place]) is not None]
+            memory = joined[0] if len(joined) == 1 else Memory.join(joined)
             moments_BM = torch.tensor([[rows.moments_N[row] for row in places[place]] for place in group])
             parts.append(memory.look(moments_BM).flatten(0, 1).float())
             order += [row for place in group for row in places[place]]
@@ -117,7 +116,7 @@ class Encoder:
         self._seen.pop(person, None)
         self._bytes -= sum(memory.num_bytes for memory in self._memories.pop(person, {}).values())
 
-    def _memory(self, cut: Cut, moments: int) -> Any:
+    def _memory(self, cut: Cut, moments: int) -> Memory | None:
         """The memory of a history; None where it is not worth one yet."""
         person, length = cut
         found = self._memories.get(person, {}).get(length)
@@ -146,8 +145,7 @@ class Encoder:
             self._seen.popitem(last=False)
         return True
 
-    def _remember(self, cut: Cut) -> Any:
+    def _remember(self, cut: Cut) -> Memory:
         window = slice(max(0, cut.length - self.model.config.model.max_len), cut.length)
         items_1L, times_1L = (torch.from_numpy(x[window])[None] for x in (cut.person.items, cut.person.times))
-        remember: Any = self.model.remember
-        return remember(*(x.to(self.device) for x in (items_1L, times_1L, torch.tensor([items_1L.shape[1]]))))
+        return self.model.remember(*(x.to(self.device) for x in (items_1L, times_1L, torch.tensor([items_1L.shape[1]]))))

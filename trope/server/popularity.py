@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trope.data.sequences import Sequences
 from trope.evaluate.evaluation import fitted_pulse
-from trope.models.pulse.counts import HALF_LIVES, DecayedCounts
+from trope.models.pulse import HALF_LIVES, DecayedCounts, LiveCounts, SeasonCounts
 from trope.models.pulse.shares import PRIOR
 from trope.models.recommender import SequentialRecommender
 from trope.server.schema import ItemId
@@ -41,34 +41,26 @@ class Popularity:
         self._most_rows = max(2, _KEPT_SCORES // (model.num_items + 1))
         self.device = model.items.weight.device
         if self.pulse is not None:
-            self.counts, self.seasons = self.pulse.kept()
-            self._yardstick = YARDSTICK
+            self.live, self._yardstick = self.pulse.kept(), YARDSTICK
         else:
-            half_lives = torch.tensor([HALF_LIVES[YARDSTICK]], dtype=torch.float64, device=self.device)
-            self.counts = DecayedCounts(half_lives, model.num_items)
-            self._yardstick = 0
-            if data is not None and data.num_items == model.num_items and data.num_events:
-                items, times = data.items.to(self.device), data.times.to(self.device)
-                self.counts.move(int(times.max()) + 1, items, times)
+            self.live, self._yardstick = _counts_of(data, model.num_items, self.device), 0
 
     @property
     def counted_until(self) -> int:
         """Events before this moment are counted already, or never will be."""
-        return self.counts.moment or 0
+        return self.live.counts.moment or 0
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was ever counted."""
-        return not bool(self.counts.counts_KV.any())
+        return not bool(self.live.counts.counts_KV.any())
 
     def add(self, items: Sequence[int], times: Sequence[int]) -> None:
         """Count events with dense items."""
         if not items:
             return
         items_N, times_N = (torch.tensor(x, dtype=torch.int64, device=self.device) for x in (items, times))
-        self.counts.move(max(self.counted_until, int(times_N.max()) + 1), items_N, times_N)
-        if self.pulse is not None:
-            self.seasons.add(items_N, times_N)
+        self.live.add(items_N, times_N)
         self._rows.clear()
 
     def at(self, moments: Sequence[int]) -> Tensor:
@@ -77,21 +69,31 @@ class Popularity:
 
     def yardstick(self, moment: int) -> Tensor:
         """Log shares at one half-life, [V + 1]; column 0 is that of an item without events."""
-        return self.counts.log_shares(moment)[self._yardstick]
+        return self.live.log_shares(moment)[self._yardstick]
 
     def _at(self, moment: int) -> Tensor:
         found = self._rows.get(moment)
         if found is None:
-            shares_KV = self.counts.log_shares(moment)
+            shares_CV = self.live.log_shares(moment)
             if self.pulse is None:
-                found = shares_KV[0]
+                found = shares_CV[0]
             else:
-                shares_CV = torch.cat((shares_KV, self.seasons.log_shares(moment)))
                 found = self.pulse.of_everybody(shares_CV, torch.tensor(moment, device=self.device))
             self._rows[moment] = found
             if len(self._rows) > self._most_rows:
                 self._rows.popitem(last=False)
         return found
+
+
+def _counts_of(data: Sequences | None, num_items: int, device: torch.device) -> LiveCounts:
+    """Counts at one half-life, of a dataset that has the model's items; no seasons."""
+    half_lives = torch.tensor([HALF_LIVES[YARDSTICK]], dtype=torch.float64, device=device)
+    counts, since = DecayedCounts(half_lives, num_items), 0
+    if data is not None and data.num_items == num_items and data.num_events:
+        items, times = data.items.to(device), data.times.to(device)
+        counts.move(int(times.max()) + 1, items, times)
+        since = int(times.min())
+    return LiveCounts(counts, SeasonCounts([], num_items, device), since)
 
 
 class NewItems:

@@ -1,8 +1,9 @@
 """Fits the pulse on what the network has not seen: the validation events (`trope.models.pulse`).
 
-Some forty weights, a softmax over the catalogue, seconds of L-BFGS. Under `holdout` everybody is asked at four moments
-of the validation window, so that the weights see the counts of more than one day and a model that grows old. Under the
-other protocols each user is asked once, at the moment of the validation event.
+Some sixty weights, a softmax over the catalogue, seconds of L-BFGS. Under `holdout` everybody is asked at four moments
+of the validation window, for what comes in the next quarter of it and for all that is left of it: the weights see the
+counts of more than one day, a model that grows old, and near and far horizons. Under the other protocols each user is
+asked once, at the moment of the validation event.
 
 The loss is (1 - p^q) / q, which is the likelihood for q = 0 and asks more for what can still reach the first places for
 larger q. Validation chooses q, or the bare cosine where no weights are better.
@@ -12,6 +13,7 @@ Shapes: B users, M moments, K rows of shares, S candidate items, C own items, P 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -29,7 +31,7 @@ from trope.evaluate.metrics import Places, average, per_user
 from trope.evaluate.ranking import Cells, count_places
 from trope.models.pulse import HALF_LIVES, PERIODS, Pulse, active_half_lives
 from trope.models.pulse.counts import grain
-from trope.models.pulse.head import WEIGHTS, scale_features
+from trope.models.pulse.head import WEIGHTS, part_scales, scale_features
 from trope.models.pulse.own import FEATURES
 from trope.models.recommender import SequentialRecommender
 from trope.runs import PULSE, read_json
@@ -37,8 +39,8 @@ from trope.runs import PULSE, read_json
 MOMENTS = 4
 MOST_ITEMS = 16_384
 # Users times items of the softmax: bounds the memory and the time of a fit.
-MOST_CELLS = {"cpu": 1 << 23, "cuda": 1 << 26}
-LEAST_USERS, MOST_USERS = 512, 4_096
+MOST_CELLS = {"cpu": 1 << 22, "cuda": 1 << 26}
+LEAST_USERS, MOST_USERS = 700, 7_168
 EXPONENTS = (0.0, 0.2, 0.4)
 RIDGE = 1e-3  # on the weights; those of the cosines count in units of the training's temperature
 _BATCH = 128
@@ -52,10 +54,11 @@ class Asked(NamedTuple):
 
     standing_BS: Tensor  # dot products over the standing planes, in units of the temperature
     turning_BS: Tensor  # over the turning ones
-    about_B3: Tensor  # what the scale depends on
+    about_B4: Tensor  # what the scale depends on
     shares_MKS: Tensor
     moment_B: Tensor
     age_M: Tensor
+    horizon: float
     own_rows_C: Tensor
     own_places_C: Tensor
     own_CF: Tensor
@@ -114,12 +117,10 @@ def read_pulse(run: Path, epoch: int) -> dict[str, Any] | None:
 
 def _ask(model: SequentialRecommender, data: Sequences, config: Config, seed: int) -> Iterator[Asked]:
     """The users to fit on, in batches."""
-    views = [data]
+    asks: list[tuple[Sequences, int | None]] = [(data, None)]
     if data.protocol.name == "holdout":
-        start, window = data.protocol.t_now("valid"), data.protocol.window
-        assert start is not None
-        assert window is not None
-        views = [data.validated_from(start + window * part // MOMENTS) for part in range(MOMENTS)]
+        asks = [(data.validated_from(begin, end), end) for begin, end in _windows(data)]
+    views = [view for view, _ in asks]
     generator = torch.Generator().manual_seed(seed)
     cells = MOST_CELLS[data.device.type] // min(data.num_items, MOST_ITEMS)
     most = min(MOST_USERS, max(LEAST_USERS, cells))
@@ -130,10 +131,19 @@ def _ask(model: SequentialRecommender, data: Sequences, config: Config, seed: in
         items_VE = model.item_vectors().float()
         encode = encoder(model, items_VE.device, "auto")
         assert model.pulse is not None
-        for view, users in zip(views, chosen, strict=True):
-            scorer = LiveScorer(model.pulse, encode, items_VE, view, "valid")
+        for (view, until), users in zip(asks, chosen, strict=True):
+            scorer = LiveScorer(model.pulse, encode, items_VE, view, "valid", until)
             for part in users.split(_BATCH):
                 yield _features(scorer, view.eval_batch("valid", part, config.model.max_len), candidates_S, config)
+
+
+def _windows(data: Sequences) -> list[tuple[int, int]]:
+    """Moments of the validation window, each with the end of what is asked for: the next part, and all that is left."""
+    start, end = data.protocol.t_now("valid"), data.protocol.t_now("test")
+    assert start is not None
+    assert end is not None
+    edges = [start + (end - start) * part // MOMENTS for part in range(MOMENTS + 1)]
+    return [*itertools.pairwise(edges), *((edge, end) for edge in edges[:-2])]
 
 
 def _candidates(views: list[Sequences], chosen: list[Tensor], generator: torch.Generator) -> Tensor:
@@ -167,10 +177,11 @@ def _features(scorer: LiveScorer, batch: EvalBatch, candidates_S: Tensor, config
     return Asked(
         standing_BS / config.train.temperature,
         turning_BS / config.train.temperature,
-        scale_features(lengths_B, pulse.age(batch.t_now)),
+        scale_features(lengths_B, pulse.age(batch.t_now), scorer.horizon),
         shares_MKS,
         moment_B,
         pulse.age(moments_M),
+        scorer.horizon,
         own.rows_C[own_in],
         place_V[own.items_C][own_in],
         own.features_CF[own_in],
@@ -181,7 +192,7 @@ def _features(scorer: LiveScorer, batch: EvalBatch, candidates_S: Tensor, config
     )
 
 
-_NETWORK, _EVERYBODY = 6, 2 * (len(HALF_LIVES) + len(PERIODS))
+_NETWORK, _EVERYBODY = 8, 3 * (len(HALF_LIVES) + len(PERIODS))
 
 
 def _start(pulse: Pulse) -> Tensor:
@@ -192,19 +203,19 @@ def _start(pulse: Pulse) -> Tensor:
 
 def _mask(pulse: Pulse, active: list[int], has_ages: bool) -> Tensor:
     """Which weights there are anything to learn about."""
-    network, everybody = torch.ones(3, 2), torch.zeros(2, len(HALF_LIVES) + len(PERIODS))
+    network, everybody = torch.ones(4, 2), torch.zeros(3, len(HALF_LIVES) + len(PERIODS))
     network[:, 1] = float(pulse.turning > 0)
     everybody[:, active] = 1.0
     if not has_ages:
-        network[2], everybody[1] = 0.0, 0.0
+        network[2:], everybody[1:] = 0.0, 0.0
     own = torch.cat((torch.ones(FEATURES), everybody[0, : len(HALF_LIVES)]))
     return torch.cat((network.flatten(), everybody.flatten(), own)).to(pulse.half_lives.device)
 
 
 def _fill(pulse: Pulse, weights_W: Tensor, temperature: float) -> None:
     network, everybody, own = weights_W.split([_NETWORK, _EVERYBODY, len(weights_W) - _NETWORK - _EVERYBODY])
-    pulse.get_buffer("network").copy_(network.view(3, 2) / temperature)
-    pulse.get_buffer("everybody").copy_(everybody.view(2, -1))
+    pulse.get_buffer("network").copy_(network.view(4, 2) / temperature)
+    pulse.get_buffer("everybody").copy_(everybody.view(3, -1))
     pulse.get_buffer("own").copy_(own)
 
 
@@ -270,10 +281,10 @@ def _users(asked: list[Asked]) -> int:
 def _scores(part: Asked, weights_W: Tensor) -> Tensor:
     """Of all candidates, [B, S]; -inf for those left out."""
     network, everybody, own_F = weights_W.split([_NETWORK, _EVERYBODY, len(weights_W) - _NETWORK - _EVERYBODY])
-    plain_K, with_age_K = everybody.view(2, -1)
-    standing_B1, turning_B1 = (part.about_B3 @ network.view(3, 2))[:, :, None].unbind(1)
+    plain_K, with_age_K, with_horizon_K = everybody.view(3, -1)
+    standing_B1, turning_B1 = part_scales(part.about_B4, network.view(4, 2))[:, :, None].unbind(1)
     scores_BS = part.standing_BS * standing_B1 + part.turning_BS * turning_B1
-    weights_MK = plain_K + part.age_M[:, None] * with_age_K
+    weights_MK = plain_K + part.age_M[:, None] * with_age_K + part.horizon * with_horizon_K
     scores_BS = scores_BS + torch.einsum("mk,mks->ms", weights_MK, part.shares_MKS)[part.moment_B]
     scores_BS = scores_BS.index_put((part.own_rows_C, part.own_places_C), part.own_CF @ own_F, accumulate=True)
     gone = torch.full_like(part.left_out.rows, -torch.inf, dtype=scores_BS.dtype)

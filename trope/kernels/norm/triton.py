@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
-"""The two norms of the HSTU block, forward and backward one launch each.
+"""The norms of the blocks, forward and backward one launch each.
 
 Notable: whole rows in registers, a row never leaves its warp, so no reduction goes through shared memory; mean and
 reciprocal deviation are kept for the backward (8 bytes a row); dropout is drawn again there instead of being stored;
@@ -7,9 +7,9 @@ the gate applies SiLU to u itself, and its backward writes u's gradient where th
 
 Names of the kernel arguments:
 
-- norm: p_x residual stream, p_delta what is added (read if HAS_DELTA), p_new their sum, p_out its layer norm; all [T,
-  E], contiguous. p_g_new, p_g_out: gradients of the two results, read if HAS_NEW and HAS_OUT. p_dx, p_ddelta: the
-  inputs'.
+- norm: p_x residual stream, p_delta what is added (read if HAS_DELTA) after dropout, p_new their sum, p_out its norm;
+  all [T, E], contiguous. RMS: no mean is subtracted, and p_mean is neither written nor read. p_g_new, p_g_out:
+  gradients of the two results, read if HAS_NEW and HAS_OUT. p_dx, p_ddelta: the inputs'.
 - gate: p_y attention's output and p_u the projection's u, [T, F], rows s_y and s_u elements apart; p_out [T, F]. p_g:
   its gradient. p_dy: y's gradient; p_du: u's, rows s_du elements apart, because it may lie inside a wider tensor.
 - both: p_mean, p_rstd: float32 [T]. p_seed, i_stream, THRESHOLD, SCALE: dropout (random/triton.py).
@@ -47,10 +47,11 @@ def _norm_backward(b_g, b_normed, b_rstd, E: tl.constexpr):
     return (b_g - b_shift[:, None] - b_normed * b_scale[:, None]) * b_rstd[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["i_stream"])
 def _norm_forward_kernel(
-    p_x, p_delta, p_new, p_out, p_mean, p_rstd, T, eps,
-    E: tl.constexpr, HAS_DELTA: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+    p_x, p_delta, p_new, p_out, p_mean, p_rstd, p_seed, i_stream, T, eps,
+    E: tl.constexpr, RMS: tl.constexpr, HAS_DELTA: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of BLOCK_R rows,), as all kernels here."""
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -59,20 +60,25 @@ def _norm_forward_kernel(
     o_x = o_r.to(tl.int64)[:, None] * E + o_e[None, :]
     b_x = tl.load(p_x + o_x, mask=m, other=0.0)
     if HAS_DELTA:
-        b_x += tl.load(p_delta + o_x, mask=m, other=0.0).to(tl.float32)
+        b_delta = tl.load(p_delta + o_x, mask=m, other=0.0).to(tl.float32)
+        b_x += dropped(b_delta, p_seed, i_stream, o_r, THRESHOLD, SCALE)
         tl.store(p_new + o_x, b_x, mask=m)
-    b_mean, b_rstd = _moments(b_x, m, eps, E)
-    b_out = (b_x - b_mean[:, None]) * b_rstd[:, None]
+    if RMS:
+        b_rstd = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / E + eps)
+        b_out = b_x * b_rstd[:, None]
+    else:
+        b_mean, b_rstd = _moments(b_x, m, eps, E)
+        b_out = (b_x - b_mean[:, None]) * b_rstd[:, None]
+        tl.store(p_mean + o_r, b_mean, mask=o_r < T)
     tl.store(p_out + o_x, b_out.to(p_out.dtype.element_ty), mask=m)
-    tl.store(p_mean + o_r, b_mean, mask=o_r < T)
     tl.store(p_rstd + o_r, b_rstd, mask=o_r < T)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["i_stream"])
 def _norm_backward_kernel(
-    p_g_new, p_g_out, p_new, p_mean, p_rstd, p_dx, p_ddelta, T,
-    E: tl.constexpr, HAS_NEW: tl.constexpr, HAS_OUT: tl.constexpr, HAS_DELTA: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    p_g_new, p_g_out, p_new, p_mean, p_rstd, p_dx, p_ddelta, p_seed, i_stream, T,
+    E: tl.constexpr, RMS: tl.constexpr, HAS_NEW: tl.constexpr, HAS_OUT: tl.constexpr, HAS_DELTA: tl.constexpr,
+    THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_e = tl.arange(0, BLOCK_E)
@@ -84,12 +90,18 @@ def _norm_backward_kernel(
     if HAS_OUT:
         b_g = tl.load(p_g_out + o_x, mask=m, other=0.0).to(tl.float32)
         b_x = tl.load(p_new + o_x, mask=m, other=0.0)
-        b_mean = tl.load(p_mean + o_r, mask=o_r < T, other=0.0)
         b_rstd = tl.load(p_rstd + o_r, mask=o_r < T, other=0.0)
-        b_normed = tl.where(m, (b_x - b_mean[:, None]) * b_rstd[:, None], 0.0)
-        b_dx += _norm_backward(b_g, b_normed, b_rstd, E)
+        if RMS:
+            b_normed = b_x * b_rstd[:, None]
+            b_scale = tl.sum(b_g * b_normed, axis=1) / E
+            b_dx += (b_g - b_normed * b_scale[:, None]) * b_rstd[:, None]
+        else:
+            b_mean = tl.load(p_mean + o_r, mask=o_r < T, other=0.0)
+            b_normed = tl.where(m, (b_x - b_mean[:, None]) * b_rstd[:, None], 0.0)
+            b_dx += _norm_backward(b_g, b_normed, b_rstd, E)
     tl.store(p_dx + o_x, b_dx, mask=m)
     if HAS_DELTA:
+        b_dx = dropped(b_dx, p_seed, i_stream, o_r, THRESHOLD, SCALE)
         tl.store(p_ddelta + o_x, b_dx.to(p_ddelta.dtype.element_ty), mask=m)
 
 
@@ -145,9 +157,11 @@ def row_tile(width: int) -> dict[str, int]:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TE: Tensor, delta_TE: Tensor | None, eps: float, out_dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, x_TE: Tensor, delta_TE: Tensor | None, eps: float, out_dtype: torch.dtype, rms: bool, dropout: float,
+        seed: Tensor | None, stream: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         T, E = x_TE.shape
+        p_seed, constants = dropout_arguments(dropout, seed, fallback=x_TE)
         new = x_TE if delta_TE is None else torch.empty_like(x_TE)
         out = torch.empty((T, E), dtype=out_dtype, device=x_TE.device)
         mean, rstd = torch.empty((2, T), dtype=torch.float32, device=x_TE.device)
@@ -160,21 +174,26 @@ class _Norm(torch.autograd.Function):
                 p_out=out,
                 p_mean=mean,
                 p_rstd=rstd,
+                p_seed=p_seed,
+                i_stream=stream,
                 T=T,
                 eps=eps,
                 E=E,
+                RMS=rms,
                 HAS_DELTA=delta_TE is not None,
+                **constants,
                 **tile,
             )
-        ctx.save_for_backward(new, mean, rstd)
+        ctx.save_for_backward(new, mean, rstd, p_seed)
         ctx.set_materialize_grads(False)
         ctx.delta_dtype = None if delta_TE is None else delta_TE.dtype
+        ctx.rms, ctx.stream, ctx.constants = rms, stream, constants
         return new, out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g_new: Tensor | None, g_out: Tensor | None) -> tuple[Tensor | None, ...]:
-        new, mean, rstd = ctx.saved_tensors
+        new, mean, rstd, p_seed = ctx.saved_tensors
         T, E = new.shape
         dx = torch.empty_like(new)
         ddelta = None if ctx.delta_dtype is None else torch.empty_like(new, dtype=ctx.delta_dtype)
@@ -188,14 +207,18 @@ class _Norm(torch.autograd.Function):
                 p_rstd=rstd,
                 p_dx=dx,
                 p_ddelta=dx if ddelta is None else ddelta,
+                p_seed=p_seed,
+                i_stream=ctx.stream,
                 T=T,
                 E=E,
+                RMS=ctx.rms,
                 HAS_NEW=g_new is not None,
                 HAS_OUT=g_out is not None,
                 HAS_DELTA=ddelta is not None,
+                **ctx.constants,
                 **tile,
             )
-        return dx, ddelta, None, None
+        return dx, ddelta, None, None, None, None, None, None
 
 
 class _Gate(torch.autograd.Function):
@@ -260,11 +283,14 @@ class _Gate(torch.autograd.Function):
         return dy, du, None, None, None, None, None
 
 
-def norm(x_TE: Tensor, delta_TE: Tensor | None, eps: float, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def norm(
+    x_TE: Tensor, delta_TE: Tensor | None, eps: float, out_dtype: torch.dtype, rms: bool, dropout: float,
+    seed: Tensor | None, stream: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     assert x_TE.dtype == torch.float32, "the residual stream is float32"
     assert delta_TE is None or delta_TE.shape == x_TE.shape
     delta_TE = None if delta_TE is None else delta_TE.contiguous()
-    return _Norm.apply(x_TE.contiguous(), delta_TE, eps, out_dtype)
+    return _Norm.apply(x_TE.contiguous(), delta_TE, eps, out_dtype, rms, dropout, seed, stream)
 
 
 def gate(

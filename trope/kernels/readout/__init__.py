@@ -12,13 +12,19 @@ from trope.kernels.readout import reference
 
 
 def add_turned(
-    x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, coords_T: Tensor, freqs_P: Tensor, backend: Backend = "auto"
+    x_TE: Tensor,
+    delta_TE: Tensor | None,
+    start_TE: Tensor | None,
+    coords_T: Tensor,
+    freqs_P: Tensor,
+    backend: Backend = "auto",
 ) -> Tensor:
     """x + delta in the dtype of x. Its first 2P dims lose those of `start`; plane p then turns by coords * freqs[p]
     turns.
 
     Args:
-        x_TE, delta_TE, start_TE: the residual stream, what the last block adds to it, what it began with.
+        x_TE, delta_TE, start_TE: the residual stream, what the last block adds to it, what it began with. Without
+            delta nothing is added, without start nothing is lost.
         coords_T: where each token stands, int64; no gradient.
         freqs_P: turns per unit of coordinate, float64.
     """

@@ -7,7 +7,7 @@ and gradient is the same before and after the rotation; frequency gradients are 
 Names of the kernel arguments:
 
 - p_x, p_delta, p_start: the residual stream, what the last block adds to it, what it began with, [T, E], contiguous.
-  p_out: the result [T, E].
+  HAS_DELTA, HAS_START: which of the last two exist. p_out: the result [T, E].
 - p_g: its gradient, rows s_g elements apart. p_dx, p_ddelta, p_dstart: the gradients of the three inputs, [T, E].
 - p_coords: int64 [T]. p_freqs: float64 [P]. p_partial: partial rows of the frequency gradient, float64 [blocks, P].
 - TILES: tiles of BLOCK_T tokens that a program takes one after the other.
@@ -43,19 +43,21 @@ def _joined(b_0, b_1):
 
 @triton.jit
 def _forward_kernel(
-    p_x, p_delta, p_start, p_out, p_coords, p_freqs, T, E, P, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr
-):
+    p_x, p_delta, p_start, p_out, p_coords, p_freqs, T, E, P,
+    HAS_DELTA: tl.constexpr, HAS_START: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
     """Grid (tiles of tokens, blocks of 2 BLOCK_P dims)."""
     o_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     o_d = tl.program_id(1) * 2 * BLOCK_P + tl.arange(0, 2 * BLOCK_P)
     m = (o_t < T)[:, None] & (o_d < E)[None, :]
     o_x = o_t.to(tl.int64)[:, None] * E + o_d[None, :]
-    b_y = tl.load(p_x + o_x, mask=m, other=0.0).to(tl.float32) + tl.load(p_delta + o_x, mask=m, other=0.0).to(
-        tl.float32
-    )
+    b_y = tl.load(p_x + o_x, mask=m, other=0.0).to(tl.float32)
+    if HAS_DELTA:
+        b_y += tl.load(p_delta + o_x, mask=m, other=0.0).to(tl.float32)
     if tl.program_id(1) * BLOCK_P < P:
         o_p = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
-        b_y -= tl.load(p_start + o_x, mask=m & (o_d < 2 * P)[None, :], other=0.0).to(tl.float32)
+        if HAS_START:
+            b_y -= tl.load(p_start + o_x, mask=m & (o_d < 2 * P)[None, :], other=0.0).to(tl.float32)
         b_0, b_1 = _pairs(b_y)
         # A plane past the last has frequency 0 here, and does not turn.
         b_cos, b_sin = cos_sin(
@@ -69,7 +71,7 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     p_g, p_out, p_dx, p_ddelta, p_dstart, p_partial, p_coords, p_freqs, T, E, P, TILES, s_g,
-    BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
+    HAS_DELTA: tl.constexpr, HAS_START: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of TILES tiles, blocks of 2 BLOCK_P dims)."""
     o_d = tl.program_id(1) * 2 * BLOCK_P + tl.arange(0, 2 * BLOCK_P)
@@ -94,8 +96,10 @@ def _backward_kernel(
             b_g = _joined(b_g0 * b_cos + b_g1 * b_sin, b_g1 * b_cos - b_g0 * b_sin)
             b_start = tl.where((o_d < 2 * P)[None, :], -b_g, 0.0)
         tl.store(p_dx + o_x, b_g.to(p_dx.dtype.element_ty), mask=m)
-        tl.store(p_ddelta + o_x, b_g.to(p_ddelta.dtype.element_ty), mask=m)
-        tl.store(p_dstart + o_x, b_start.to(p_dstart.dtype.element_ty), mask=m)
+        if HAS_DELTA:
+            tl.store(p_ddelta + o_x, b_g.to(p_ddelta.dtype.element_ty), mask=m)
+        if HAS_START:
+            tl.store(p_dstart + o_x, b_start.to(p_dstart.dtype.element_ty), mask=m)
     if m_turns:
         b_row = tl.sum(b_df, axis=0) * 6.283185307179586
         tl.store(p_partial + tl.program_id(0) * P + o_p, b_row, mask=o_p < P)
@@ -104,25 +108,27 @@ def _backward_kernel(
 class _AddTurned(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, coords_T: Tensor, freqs_P: Tensor
+        ctx: Any, x_TE: Tensor, delta_TE: Tensor | None, start_TE: Tensor | None, coords_T: Tensor, freqs_P: Tensor
     ) -> Tensor:
         T, E = x_TE.shape
         out_TE = torch.empty((T, E), dtype=x_TE.dtype, device=x_TE.device)
         if T:
             _forward_kernel[(triton.cdiv(T, TILE["BLOCK_T"]), triton.cdiv(E, 2 * TILE["BLOCK_P"]))](
                 p_x=x_TE,
-                p_delta=delta_TE,
-                p_start=start_TE,
+                p_delta=x_TE if delta_TE is None else delta_TE,
+                p_start=x_TE if start_TE is None else start_TE,
                 p_out=out_TE,
                 p_coords=coords_T,
                 p_freqs=freqs_P,
                 T=T,
                 E=E,
                 P=len(freqs_P),
+                HAS_DELTA=delta_TE is not None,
+                HAS_START=start_TE is not None,
                 **TILE,
             )
         ctx.save_for_backward(out_TE, coords_T, freqs_P)
-        ctx.dtypes = x_TE.dtype, delta_TE.dtype, start_TE.dtype
+        ctx.dtypes = [None if x is None else x.dtype for x in (x_TE, delta_TE, start_TE)]
         return out_TE
 
     @staticmethod
@@ -131,7 +137,9 @@ class _AddTurned(torch.autograd.Function):
         out_TE, coords_T, freqs_P = ctx.saved_tensors
         (T, E), P = out_TE.shape, len(freqs_P)
         g_TE = g_TE if g_TE.stride(1) == 1 else g_TE.contiguous()
-        dx, ddelta, dstart = (torch.empty((T, E), dtype=dtype, device=g_TE.device) for dtype in ctx.dtypes)
+        dx, ddelta, dstart = (
+            None if dtype is None else torch.empty((T, E), dtype=dtype, device=g_TE.device) for dtype in ctx.dtypes
+        )
         tiles = triton.cdiv(triton.cdiv(T, TILE["BLOCK_T"]), ROWS)
         blocks = triton.cdiv(T, tiles * TILE["BLOCK_T"]) if T else 0
         partial = torch.empty((1, blocks, P), dtype=torch.float64, device=g_TE.device)
@@ -140,8 +148,8 @@ class _AddTurned(torch.autograd.Function):
                 p_g=g_TE,
                 p_out=out_TE,
                 p_dx=dx,
-                p_ddelta=ddelta,
-                p_dstart=dstart,
+                p_ddelta=dx if ddelta is None else ddelta,
+                p_dstart=dx if dstart is None else dstart,
                 p_partial=partial,
                 p_coords=coords_T,
                 p_freqs=freqs_P,
@@ -150,6 +158,8 @@ class _AddTurned(torch.autograd.Function):
                 P=P,
                 TILES=tiles,
                 s_g=g_TE.stride(0),
+                HAS_DELTA=ddelta is not None,
+                HAS_START=dstart is not None,
                 **TILE,
             )
         dfreqs = torch.empty((1, P), dtype=freqs_P.dtype, device=g_TE.device)
@@ -159,8 +169,9 @@ class _AddTurned(torch.autograd.Function):
         return dx, ddelta, dstart, None, dfreqs[0]
 
 
-def add_turned(x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, coords_T: Tensor, freqs_P: Tensor) -> Tensor:
+def add_turned(
+    x_TE: Tensor, delta_TE: Tensor | None, start_TE: Tensor | None, coords_T: Tensor, freqs_P: Tensor
+) -> Tensor:
     """See `trope.kernels.readout.add_turned`."""
-    return _AddTurned.apply(
-        x_TE.contiguous(), delta_TE.contiguous(), start_TE.contiguous(), coords_T.contiguous(), freqs_P.contiguous()
-    )
+    given = (None if x is None else x.contiguous() for x in (x_TE, delta_TE, start_TE, coords_T, freqs_P))
+    return _AddTurned.apply(*given)

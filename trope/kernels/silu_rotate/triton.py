@@ -42,8 +42,8 @@ from trope.kernels.silu_rotate.reference import Turns
 # Partial rows of the frequency gradient per side, at most. Fixed, so that sums do not depend on the GPU; not tuned.
 ROWS = 1024
 
-# The optional pointers, in the order of `_SiluRotate`'s tensor arguments.
-_POINTERS = (
+# The optional pointers: coordinates of q and k, then the fields of `Turns`.
+POINTERS = (
     "p_coords_q", "p_coords_k", "p_freqs_q", "p_freqs_k", "p_slopes_q", "p_slopes_k", "p_deltas_q", "p_deltas_k",
     "p_origin", "p_betas",
 )  # fmt: skip
@@ -150,7 +150,7 @@ def _backward_kernel(
         )  # fmt: skip
 
 
-def _tile(planes: int, rest: int, heads: int, warps: int) -> dict[str, int]:
+def tile_of(planes: int, rest: int, heads: int, warps: int) -> dict[str, int]:
     """Block sizes: 32 planes in a row (128 bytes in bf16, a cache line), of several heads where heads are small, by 16
     tokens. Not more of a row: the heads that a thread meets one after the other share the angles it has computed. No
     file holds a comparison with other sizes."""
@@ -165,7 +165,7 @@ def _tile(planes: int, rest: int, heads: int, warps: int) -> dict[str, int]:
     }
 
 
-def _gradient_arguments(name: str, g_THD: Tensor | None, like: Tensor) -> dict[str, Any]:
+def gradient_arguments(name: str, g_THD: Tensor | None, like: Tensor) -> dict[str, Any]:
     """p_g_x, s_g_x_t, s_g_x_h and HAS_X of the gradient of x; `like` stands in for one that is missing."""
     pointer, has = f"p_g_{name}", f"HAS_{name.upper()}"
     s_t, s_h = f"s_g_{name}_t", f"s_g_{name}_h"
@@ -180,6 +180,33 @@ def _gradient_arguments(name: str, g_THD: Tensor | None, like: Tensor) -> dict[s
         s_h: g_THD.stride(1) if H > 1 else D,
         has: True,
     }
+
+
+def summed(partial: Tensor, freqs: Tensor, slopes_q: Tensor | None = None, slopes_k: Tensor | None = None) -> Tensor:
+    """The second stage of a frequency gradient, in a fixed order: partial rows [2, R, C, P] summed over R.
+
+    Returns the gradients of both frequencies, [2, C, P] in their dtype; with slopes those of both coefficients, [2, P].
+    """
+    _, R, C, P = partial.shape
+    if slopes_q is None:
+        dfreqs = torch.empty((2, C, P), dtype=freqs.dtype, device=partial.device)
+        sum_rows_kernel[(triton.cdiv(C * P, SUM_TILE["BLOCK_N"]), 2)](
+            p_rows=partial, p_sum=dfreqs, R=R, N=C * P, **SUM_TILE
+        )
+        return dfreqs
+    ddeltas = torch.empty((2, P), dtype=torch.float32, device=partial.device)
+    _sum_coefficients_kernel[(triton.cdiv(P, 4), 2)](
+        p_rows=partial,
+        p_slopes_q=slopes_q,
+        p_slopes_k=slopes_k,
+        p_sum=ddeltas,
+        R=R,
+        P=P,
+        BLOCK_R=1024,  # all partial rows at once
+        BLOCK_P=4,
+        num_warps=8,
+    )
+    return ddeltas
 
 
 def _with_first_part(g_u: Tensor | None, pre_TF: Tensor, buffer: GradientBuffer | None) -> Tensor:
@@ -205,13 +232,13 @@ class _SiluRotate(torch.autograd.Function):
         C, P = (1, D // 2) if freqs_q is None else freqs_q.shape
         shape = {"H": heads, "D": D, "P": P, "C": C, "ROTATE": freqs_q is not None, "PAPER_FP32": betas is not None}
         shape |= {"LINEAR": slopes_q is not None, "INTERLEAVED": interleaved}
-        tile = _tile(P, D - 2 * P, heads, warps=2)
+        tile = tile_of(P, D - 2 * P, heads, warps=2)
         out = torch.empty((T, 3, heads, D), dtype=pre_TF.dtype, device=pre_TF.device)
         given = (coords_q, coords_k, freqs_q, freqs_k, slopes_q, slopes_k, deltas_q, deltas_k, origin, betas)
         pointers = [pre_TF if x is None else x for x in given]  # absent ones are never read
         if T:
             _forward_kernel[(3 * triton.cdiv(T, tile["BLOCK_T"]),)](
-                p_pre=pre_TF, p_out=out, **dict(zip(_POINTERS, pointers, strict=True)), T=T, **shape, **tile
+                p_pre=pre_TF, p_out=out, **dict(zip(POINTERS, pointers, strict=True)), T=T, **shape, **tile
             )
         ctx.save_for_backward(pre_TF, *pointers)
         ctx.set_materialize_grads(False)
@@ -225,7 +252,7 @@ class _SiluRotate(torch.autograd.Function):
         _, _, freqs_q, _, slopes_q, slopes_k, *_ = pointers
         shape = ctx.shape
         T, C, P = len(pre_TF), shape["C"], shape["P"]
-        tile = _tile(P, shape["D"] - 2 * P, shape["H"], warps=4)
+        tile = tile_of(P, shape["D"] - 2 * P, shape["H"], warps=4)
         freq_grad = any(ctx.needs_input_grad[4:6]) or any(ctx.needs_input_grad[8:10])
         dense = [g if g is None or g.stride(-1) == 1 else g.contiguous() for g in grads]
         dpre = _with_first_part(g_u, pre_TF, ctx.buffer)
@@ -238,13 +265,13 @@ class _SiluRotate(torch.autograd.Function):
                 p_pre=pre_TF,
                 p_dpre=dpre,
                 p_partial=partial,
-                **dict(zip(_POINTERS, pointers, strict=True)),
+                **dict(zip(POINTERS, pointers, strict=True)),
                 T=T,
                 BLOCKS=blocks,
                 TILES=tiles,
-                **_gradient_arguments("v", dense[0], pre_TF),
-                **_gradient_arguments("q", dense[1], pre_TF),
-                **_gradient_arguments("k", dense[2], pre_TF),
+                **gradient_arguments("v", dense[0], pre_TF),
+                **gradient_arguments("q", dense[1], pre_TF),
+                **gradient_arguments("k", dense[2], pre_TF),
                 FREQ_GRAD=freq_grad,
                 **shape,
                 **tile,
@@ -252,27 +279,8 @@ class _SiluRotate(torch.autograd.Function):
         nothing: list[Tensor | None] = [None] * 13
         if not freq_grad:
             return dpre, *nothing
-        # The second stage of the reduction, in a fixed order.
-        if shape["LINEAR"]:
-            ddeltas = torch.empty((2, P), dtype=torch.float32, device=pre_TF.device)
-            _sum_coefficients_kernel[(triton.cdiv(P, 4), 2)](
-                p_rows=partial,
-                p_slopes_q=slopes_q,
-                p_slopes_k=slopes_k,
-                p_sum=ddeltas,
-                R=blocks,
-                P=P,
-                BLOCK_R=1024,  # all partial rows at once
-                BLOCK_P=4,
-                num_warps=8,
-            )
-            nothing[7:9] = ddeltas.unbind()
-            return dpre, *nothing
-        dfreqs = torch.empty((2, C, P), dtype=freqs_q.dtype, device=pre_TF.device)
-        sum_rows_kernel[(triton.cdiv(C * P, SUM_TILE["BLOCK_N"]), 2)](
-            p_rows=partial, p_sum=dfreqs, R=blocks, N=C * P, **SUM_TILE
-        )
-        nothing[3:5] = dfreqs.unbind()
+        where = slice(7, 9) if shape["LINEAR"] else slice(3, 5)
+        nothing[where] = summed(partial, freqs_q, *((slopes_q, slopes_k) if shape["LINEAR"] else ())).unbind()
         return dpre, *nothing
 
 

@@ -2,10 +2,11 @@
 
 from trope.models.pulse.counts import HALF_LIVES, CountStream, DecayedCounts, active_half_lives
 from trope.models.pulse.head import Pulse
+from trope.models.pulse.live import LiveCounts
 from trope.models.pulse.own import OwnItems, own_counts, own_items
 from trope.models.pulse.seasons import PERIODS, SeasonCounts
 
 __all__ = [
-    "HALF_LIVES", "PERIODS", "CountStream", "DecayedCounts", "OwnItems", "Pulse", "SeasonCounts", "active_half_lives",
-    "own_counts", "own_items",
+    "HALF_LIVES", "PERIODS", "CountStream", "DecayedCounts", "LiveCounts", "OwnItems", "Pulse", "SeasonCounts",
+    "active_half_lives", "own_counts", "own_items",
 ]  # fmt: skip

@@ -61,15 +61,16 @@ class DecayedCounts:
         if len(items_N):
             self.counts_KV.index_add_(1, items_N.long(), self._left(moment - times_N))
 
-    def log_shares(self, moment: int | None = None) -> Tensor:
+    def log_shares(self, moment: int | None = None, expected_KV: Tensor | None = None) -> Tensor:
         """log of each item's share of all counts, float32 [K, V + 1].
 
-        moment: as they would be then if nothing more happened; an earlier one gives them as they are.
+        moment: as they would be then if nothing more happened, or what is expected, `expected_KV`; an earlier one gives
+        them as they are.
         """
         counts_KV = self.counts_KV
         if moment is not None and self.moment is not None and moment > self.moment:
             counts_KV = counts_KV * self._left(torch.tensor(moment - self.moment, device=counts_KV.device))
-        return log_shares(counts_KV)
+        return log_shares(counts_KV if expected_KV is None else counts_KV + expected_KV)
 
     def _left(self, seconds: Tensor) -> Tensor:
         """What is left of a count after `seconds`, [K, ..]."""

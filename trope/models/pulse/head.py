@@ -2,8 +2,9 @@
 
     score(u, i, t) = <scaled output, item> + sum_c w_c log share_c(i, t) + v . own(u, i, t)
 
-The scale of the output may differ between its turning and its standing planes, with the length of the history and with
-the model's age; the weights of the shares with the age. Some forty numbers, fitted on events that the network has not
+The scale of the output may differ between its turning and its standing planes, with the length of the history, with
+the model's age and with the horizon: whether the question is what is chosen now, or within a window from now. The
+weights of the shares may differ with age and horizon. Some sixty numbers, fitted on events that the network has not
 seen (`trope.train.pulse`): networks are overconfident about days they have not seen, and a plane that only remembers
 days falls silent here. Until they are fitted the score is the cosine.
 
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from trope.models.pulse.counts import HALF_LIVES, CountStream, DecayedCounts
+from trope.models.pulse.live import LiveCounts
 from trope.models.pulse.own import FEATURES, OwnItems
 from trope.models.pulse.seasons import BINS, PERIODS, SeasonCounts, known_periods
+from trope.times import YEAR
 
 WEIGHTS = ("network", "everybody", "own", "age_unit")
 _MIDDLE_LENGTH = 2.5  # log of 12 events: the length of a history is counted from here
@@ -37,12 +40,14 @@ class Pulse(nn.Module):
 
     def __init__(self, num_items: int, turning: int, time_span: tuple[int, int]) -> None:
         super().__init__()
-        self.num_items, self.turning, self.trained_until = num_items, turning, time_span[1]
+        self.num_items, self.turning, self.time_span = num_items, turning, time_span
         self.periods = known_periods(time_span[1] - time_span[0])
+        self._knows_year = PERIODS.index(YEAR) in self.periods
         K = len(HALF_LIVES)
-        # Rows: the part itself, times log length, times age. Columns: standing and turning planes.
-        self.register_buffer("network", torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]))
-        self.register_buffer("everybody", torch.zeros(2, K + len(PERIODS)))  # rows: the log shares, times age
+        # Rows: the part itself, times log length, times age, times horizon. Columns: standing and turning planes.
+        self.register_buffer("network", torch.zeros(4, 2).index_fill_(0, torch.tensor([0]), 1.0))
+        # Rows: the log shares, times age, times horizon.
+        self.register_buffer("everybody", torch.zeros(3, K + len(PERIODS)))
         self.register_buffer("own", torch.zeros(FEATURES + K))
         self.register_buffer("age_unit", torch.zeros((), dtype=torch.int64))  # 0: it knows no age
         self.register_buffer("counts", torch.zeros(K, num_items + 1))
@@ -61,32 +66,54 @@ class Pulse(nn.Module):
 
     def age(self, t_now_B: Tensor) -> Tensor:
         """The model's age, float32 [B]: 0 while it is fresh, 1 after one unit, and no more later."""
-        unit = int(self.get_buffer("age_unit"))
-        if unit == 0:
-            return torch.zeros_like(t_now_B, dtype=torch.float32)
-        return ((t_now_B - self.trained_until).double() / unit).clamp(0, 1).float()
+        return self._units(t_now_B).clamp(0, 1)
 
-    def scale(self, out_BE: Tensor, lengths_B: Tensor, t_now_B: Tensor) -> Tensor:
+    def horizon(self, seconds: int) -> float:
+        """How far ahead is asked for: 0 for what is chosen now, 1 for a whole unit, and no more."""
+        unit = int(self.get_buffer("age_unit"))
+        return min(seconds / unit, 1.0) if unit else 0.0
+
+    def known_times(self, times_T: Tensor) -> Tensor:
+        """When to ask the readout. It stands still for one unit after the training data: that was measured. Later, if
+        the data know their year, it is asked for the same time of the last year that they hold.
+        """
+        if not self._knows_year:
+            return times_T
+        last, unit = self.time_span[1], self.get_buffer("age_unit")
+        years_T = -((last - times_T) // YEAR)  # rounded up
+        return torch.where((unit > 0) & (times_T > last + unit), times_T - years_T * YEAR, times_T)
+
+    def scale(self, out_BE: Tensor, lengths_B: Tensor, t_now_B: Tensor, horizon: float = 0.0) -> Tensor:
         """The network's outputs, scaled: their dot products with items are the first part of the score.
 
         lengths_B: of the whole histories.
         """
-        about_B3 = scale_features(lengths_B, self.age(t_now_B))
-        standing_B, turning_B = (about_B3 @ self.get_buffer("network")).unbind(1)
+        about_B4 = scale_features(lengths_B, self.age(t_now_B), horizon)
+        standing_B, turning_B = part_scales(about_B4, self.get_buffer("network")).unbind(1)
+        if not self._knows_year:
+            # The readout stands still. What that is worth was measured for one unit; each further one halves it.
+            turning_B = turning_B * torch.exp2(-(self._units(t_now_B) - 1).clamp(min=0))
         parts = (
             out_BE[:, : self.turning] * turning_B[:, None],
             out_BE[:, self.turning :] * standing_B[:, None],
         )
         return torch.cat(parts, dim=1)
 
-    def of_everybody(self, log_shares_CV: Tensor, moment: Tensor) -> Tensor:
+    def of_everybody(self, log_shares_CV: Tensor, moment: Tensor, horizon: float = 0.0) -> Tensor:
         """The second part of the score at one moment, [V + 1]."""
-        plain_C, with_age_C = self.get_buffer("everybody")
-        return (plain_C + self.age(moment) * with_age_C) @ log_shares_CV
+        plain_C, with_age_C, with_horizon_C = self.get_buffer("everybody")
+        return (plain_C + self.age(moment) * with_age_C + horizon * with_horizon_C) @ log_shares_CV
 
     def of_own(self, own: OwnItems) -> Tensor:
         """The third part of the score, for the users' own items, [C]."""
         return own.features_CF @ self.get_buffer("own")
+
+    def _units(self, t_now_B: Tensor) -> Tensor:
+        """Time since the last training event, in units, float32 [B]; 0 where none is known."""
+        unit = int(self.get_buffer("age_unit"))
+        if unit == 0:
+            return torch.zeros_like(t_now_B, dtype=torch.float32)
+        return ((t_now_B - self.time_span[1]).double() / unit).float()
 
     def weights(self) -> dict[str, Any]:
         """All weights as plain numbers."""
@@ -113,15 +140,22 @@ class Pulse(nn.Module):
         self.get_buffer("seasons").copy_(stream.seasons.bins_PGV)
         self.get_buffer("counted_until").fill_(stream.counts.moment)
 
-    def kept(self) -> tuple[DecayedCounts, SeasonCounts]:
+    def kept(self) -> LiveCounts:
         """What was kept, to go on from."""
         counts = self.get_buffer("counts")
         seasons = SeasonCounts(self.periods, self.num_items, counts.device)
         seasons.bins_PGV.copy_(self.get_buffer("seasons"))
-        return DecayedCounts.of(self.half_lives, counts, int(self.get_buffer("counted_until"))), seasons
+        decayed = DecayedCounts.of(self.half_lives, counts, int(self.get_buffer("counted_until")))
+        return LiveCounts(decayed, seasons, since=self.time_span[0])
 
 
-def scale_features(lengths_B: Tensor, age_B: Tensor) -> Tensor:
-    """What the scale of the output depends on, [B, 3]: one, the log length of the history, the model's age."""
+def scale_features(lengths_B: Tensor, age_B: Tensor, horizon: float) -> Tensor:
+    """What the scale of the output depends on, [B, 4]: one, the log length of the history, the age, the horizon."""
     log_lengths_B = lengths_B.clamp(min=1).float().log() - _MIDDLE_LENGTH
-    return torch.stack((torch.ones_like(age_B), log_lengths_B, age_B), dim=1)
+    return torch.stack((torch.ones_like(age_B), log_lengths_B, age_B, torch.full_like(age_B, horizon)), dim=1)
+
+
+def part_scales(about_B4: Tensor, network_42: Tensor) -> Tensor:
+    """Scales of the standing and the turning planes, [B, 2]. Never below 0: what a plane says may fade, but nobody
+    learned its opposite."""
+    return (about_B4 @ network_42).clamp(min=0)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from trope.models.pulse.shares import log_shares
-from trope.times import DAY
+from trope.times import DAY, YEAR
 
-PERIODS = (DAY, 7 * DAY, round(365.2425 * DAY))
+PERIODS = (DAY, 7 * DAY, YEAR)
 BINS = 32
 ENOUGH = 1.5
 """How often a period must lie in the training data."""
