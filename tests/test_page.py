@@ -202,7 +202,7 @@ def test_an_unknown_user_is_answered_from_counts_and_the_page_says_so(page: Any)
         page.keyboard.press("Enter")
     loaded(page)
     assert "the user is unknown" in page.text_content("#note")
-    assert page.text_content("article:first-child .by") == "from everybody's counts"
+    assert page.text_content("article:first-child .source") == "from everybody's counts"
 
 
 def test_a_hostile_id_or_name_is_text(page: Any) -> None:

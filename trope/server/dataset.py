@@ -81,8 +81,8 @@ class KnownUsers:
                 yield from range(bisect_left(self._ids, low), bisect_left(self._ids, high))
                 low, high = 10 * low, 10 * high
         else:
-            row = self._ids.find(prefix)
-            yield from () if row is None else (row,)
+            found = self._ids.find(prefix)
+            yield from () if found is None else (found,)
 
 
 def find_dataset(run: Path, data: Path | None) -> Sequences | None:

@@ -1,4 +1,4 @@
-// Curves of the shown items' scores over the year, with a line at the slider. A click or a drag moves the slider.
+// Curves of the shown items' scores over the year, as means of seven days, with a line at the slider. A click or a drag moves the slider.
 
 import { monthStarts } from "./dates.js";
 import { classOf, svg } from "./looks.js";
@@ -106,7 +106,7 @@ export class Curves {
   makePath(item) {
     if (!this.curves.has(item)) this.curves.set(item, this.timeline.curve(item));
     let d = "", pen = "M";
-    this.curves.get(item).forEach((score, step) => {
+    smooth(this.curves.get(item)).forEach((score, step) => {
       if (score === null) {
         pen = "M";
       } else {
@@ -120,6 +120,15 @@ export class Curves {
     this.circles.set(item, svg("circle", { r: 4, class: look }));
     return path;
   }
+}
+
+/** Means of seven days, so that a season is seen beneath the days of the week; the dots are the days' own scores. */
+function smooth(scores) {
+  return scores.map((score, step) => {
+    if (score === null) return null;
+    const week = scores.slice(Math.max(0, step - 3), step + 4).filter((value) => value !== null);
+    return week.reduce((sum, value) => sum + value, 0) / week.length;
+  });
 }
 
 /** 1, 2 or 5 times a power of ten. */

@@ -10,7 +10,7 @@ export class Panel {
     this.root = document.getElementById("model").content.firstElementChild.cloneNode(true);
     this.root.querySelector(".run").textContent = description.run;
     this.version = this.root.querySelector(".version");
-    this.by = this.root.querySelector(".by");
+    this.by = this.root.querySelector(".source");
     this.empty = this.root.querySelector(".empty");
     this.list = new RankedList(this.root.querySelector("ol"), (item) => this.choose(item));
     this.curves = new Curves(this.root.querySelector(".plot"), move);
