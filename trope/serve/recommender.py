@@ -111,6 +111,8 @@ class Recommender:
         model: the trained network.
         catalogue: original ids and names of its items.
         device: where to compute; auto takes a GPU where there is one.
+
+    `live` has everybody's counts, for a model with a pulse. It may be replaced, to ask as if it were another day.
     """
 
     def __init__(self, model: SequentialRecommender, catalogue: Catalogue, device: str = "auto") -> None:
@@ -127,7 +129,7 @@ class Recommender:
             self._vectors_VE = self.model.item_vectors()
         check_finite(self._vectors_VE, "item vectors")
         self._pulse = fitted_pulse(self.model)
-        self._live = None if self._pulse is None else self._pulse.kept()
+        self.live = None if self._pulse is None else self._pulse.kept()
 
     @property
     def vectors_VE(self) -> Tensor:
@@ -192,7 +194,7 @@ class Recommender:
         events: as for `recommend`. Returns how many were counted: items that the model does not know are not, nor is
         anything by a model without a pulse.
         """
-        if self._live is None:
+        if self.live is None:
             return 0
         table = read_events(events, self.catalogue.is_text)
         dense = self.catalogue.dense(table.items)
@@ -201,7 +203,7 @@ class Recommender:
         if not len(items):
             return 0
         check_time_values(times)
-        self._live.add(items, times)
+        self.live.add(items, times)
         return len(items)
 
     def rank(
@@ -329,10 +331,10 @@ class Recommender:
     ) -> TopK:
         """The best items by the network's outputs, and by the pulse where there is one; `whole` as in `_best`."""
         check_finite(out_BE, "outputs")
-        if self._pulse is None or self._live is None:
+        if self._pulse is None or self.live is None:
             return top_k(out_BE, self._vectors_VE, k, left_out)
         items, times, offsets = (x.to(self.device) for x in whole)
-        num_items, live = self.model.num_items, self._live
+        num_items, live = self.model.num_items, self.live
         own = own_items(items, times, offsets, t_now_B, self._pulse.half_lives, num_items)
         horizon = self._pulse.horizon(within)
         scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B, horizon)

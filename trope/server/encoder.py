@@ -148,4 +148,6 @@ class Encoder:
     def _remember(self, cut: Cut) -> Memory:
         window = slice(max(0, cut.length - self.model.config.model.max_len), cut.length)
         items_1L, times_1L = (torch.from_numpy(x[window])[None] for x in (cut.person.items, cut.person.times))
-        return self.model.remember(*(x.to(self.device) for x in (items_1L, times_1L, torch.tensor([items_1L.shape[1]]))))
+        return self.model.remember(
+            *(x.to(self.device) for x in (items_1L, times_1L, torch.tensor([items_1L.shape[1]])))
+        )
