@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 import sys
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -25,13 +26,16 @@ def serve(
     api_key_file: Annotated[Path | None, typer.Option(help="A file with API keys, one a line.")] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Let everybody in who can reach this address.")] = False,
     rate: Annotated[float | None, typer.Option(min=0, help="Requests a second for each client; 0: no limit.")] = None,
+    compare: Annotated[str | None, typer.Option(help="A second run, which the page shows beside the first.")] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Serve a new model as soon as it is in RUN.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="Log failures only, not every request.")] = False,
 ) -> None:
     """Answer recommendations over HTTP, from a run's model and the events that come in.
 
-    An event is acknowledged when it is on disk, and every later answer knows it. See docs/serving.md.
+    An event is acknowledged when it is on disk, and every later answer knows it. A page in the browser shows what is
+    recommended over the year. See docs/serving.md.
     """
     import torch
     import uvicorn
@@ -55,13 +59,18 @@ def serve(
     listening = _listen(host, port)
     events = open_store(_store_of(run, store))
     served = Served.open(run, data, events, limits.history, device)
+    compared = None if compare is None else Served.open(compare, data, events, limits.history, device)
+    if compared is not None and compared.catalogue.is_text != served.catalogue.is_text:
+        raise ValueError(
+            f"the item ids of {compare} are of another type than those of {run}; compare runs of one dataset"
+        )
     options = Options(
         data=data, device=device, keys=keys, rate=(0.0 if is_local else 200.0) if rate is None else rate,
         hosts=("127.0.0.1", "localhost", "[::1]", host.lower()) if is_local and not keys else (),
         watch=Path(run) if watch else None, limits=limits,
     )  # fmt: skip
     settings = uvicorn.Config(
-        make_app(served, events, options, log), log_config=None, access_log=False, server_header=False,
+        make_app(served, events, options, log, compared), log_config=None, access_log=False, server_header=False,
         timeout_graceful_shutdown=30, timeout_keep_alive=30, ws="none",
     )  # fmt: skip
     address, found_port = listening.getsockname()[:2]
@@ -69,6 +78,10 @@ def serve(
     users = 0 if served.known is None else len(served.known)
     log.say("serving", address=where, model=served.version, users=users, store=events.describe())
     typer.echo(f"trope: serving {served.version} at {where}", err=True)
+    typer.echo(f"trope: see {where}/ in a browser", err=True)
+    if open_page:
+        listening.listen()  # a browser that is faster than we are waits in the socket's queue
+        webbrowser.open(f"{where}/")
     uvicorn.Server(settings).run(sockets=[listening])
 
 

@@ -1,6 +1,8 @@
 """`trope serve`: a trained model behind HTTP, with the events that arrive while it runs.
 
-app.py           the routes, as a FastAPI application; page/ holds static files for the browser
+app.py           the routes, as a FastAPI application
+page_files.py    the page in the browser, which is in page/: plain JavaScript modules, no build step
+timeline.py      a year of answers in one small body, for the page
 gate.py          what every request passes first: key, rate, size, one log line, one answer for each kind of failure
 schema.py        bodies and parameters to events and questions; refuses what is wrong in one line
 queue.py         one worker thread; what arrives together is written and answered together

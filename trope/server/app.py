@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.staticfiles import StaticFiles
 
 from trope.environment import __version__
 from trope.server.answers import curve
@@ -21,15 +20,17 @@ from trope.server.limits import Limits
 from trope.server.logs import Log
 from trope.server.metrics import Metrics
 from trope.server.models import Models
+from trope.server.page_files import PageFiles
 from trope.server.queue import BatchQueue
 from trope.server.refusal import Refused
 from trope.server.schema import Question, Reader, read_moment
 from trope.server.served import Served
 from trope.server.store import Store
+from trope.server.timeline import timeline
 from trope.server.worker import Ask, Call, Post, Worker
 
-PAGE_FILES = Path(__file__).parent / "page"
 _STEPS, _K = 53, 10
+_FOUND, _MOST_FOUND = 20, 100
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,15 @@ class Options:
 
 
 class Service:
-    """What the routes do. Parsing happens on the event loop, everything else on the worker's thread."""
+    """What the routes do. Parsing happens on the event loop, everything else on the worker's thread.
 
-    def __init__(self, served: Served, store: Store, options: Options, log: Log) -> None:
+    compared: a second model, which the page shows beside the first; no other route asks it.
+    """
+
+    def __init__(
+        self, served: Served, store: Store, options: Options, log: Log, compared: Served | None = None
+    ) -> None:
+        self.compared = compared
         self.store, self.options, self.log, self.metrics = store, options, log, Metrics()
         self.queue = BatchQueue(Worker(served, store, self.metrics), options.limits, self.metrics)
         self.models = Models(self.queue, options.data, options.device, self.metrics, log)
@@ -79,13 +86,40 @@ class Service:
         """`GET /users/{id}/timeline`: the user's best items over time."""
         moments = self._moments(query, ("k", "filter_seen"))
         k = self.reader.count(query.get("k", _K), "k", self.options.limits.k)
-        if len(moments) * k > self.options.limits.rows * _K:
-            raise Refused(f"steps times k may be {self.options.limits.rows * _K:,}, got {len(moments) * k:,}")
+        self._check_size(len(moments) * k)
         seen = query.get("filter_seen", "none")
         if seen not in ("none", "window", "history"):
             raise Refused("filter_seen must be one of none, window, history")
         question = Question(self.reader.user(user), None, moments, is_sweep=True, k=k, filter_seen=seen)
         return await self.queue.do(Ask([question], is_list=False))
+
+    async def sweep(self, body: bytes) -> bytes:
+        """`POST /timeline`: a question at many moments, answered in few bytes; what the page asks."""
+        question, is_compared = self.reader.timeline(body)
+        self._check_size(len(question.moments) * question.k)
+        if question.new_items:
+            raise Refused("new_items is for /recommend; leave it out")
+        if is_compared and self.compared is None:
+            raise Refused("no model is compared; start the server with --compare RUN")
+
+        def do(worker: Worker) -> dict[str, Any]:
+            if not is_compared or self.compared is None:
+                return timeline(worker.served, question)
+            self.compared.follow()
+            return timeline(self.compared, question)
+
+        return orjson.dumps(await self.queue.do(Call(do)))
+
+    async def users(self, query: dict[str, str]) -> bytes:
+        """`GET /users`: users of the dataset whose id begins with a text."""
+        unknown = query.keys() - {"prefix", "limit"}
+        if unknown:
+            raise Refused(f"there is no parameter {min(unknown)[:40]!a}; known are prefix, limit")
+        limit = self.reader.count(query.get("limit", _FOUND), "limit", _MOST_FOUND)
+        prefix = self.reader.user(query["prefix"], "prefix") if query.get("prefix") else ""
+        known = self.queue.worker.served.known
+        found = [] if known is None else known.search(prefix, limit)
+        return orjson.dumps({"users": [user._asdict() for user in found]})
 
     async def curve(self, item: str, query: dict[str, str]) -> bytes:
         """`GET /items/{id}/curve`: an item's score over time."""
@@ -97,7 +131,13 @@ class Service:
     async def describe(self) -> bytes:
         """`GET /model`."""
         said = await self.queue.do(Call(lambda worker: worker.served.describe()))
-        return orjson.dumps({**said, "store": self.store.describe(), "trope": __version__})
+        compared = None if self.compared is None else self.compared.describe()
+        return orjson.dumps({**said, "store": self.store.describe(), "trope": __version__, "compared": compared})
+
+    def _check_size(self, items: int) -> None:
+        most = self.options.limits.rows * _K
+        if items > most:
+            raise Refused(f"steps times k may be {most:,}, got {items:,}")
 
     def _moments(self, query: dict[str, str], others: tuple[str, ...]) -> list[int]:
         """Evenly spaced moments, both ends included."""
@@ -117,10 +157,12 @@ class Service:
         return [first + (last - first) * step // (steps - 1) for step in range(steps)]
 
 
-def make_app(served: Served, store: Store, options: Options, log: Log | None = None) -> Application:
-    """The application that uvicorn runs; it closes the store when it ends."""
+def make_app(
+    served: Served, store: Store, options: Options, log: Log | None = None, compared: Served | None = None
+) -> Application:
+    """The application that uvicorn runs; it closes the store when it ends. compared: see `Service`."""
     log = log or Log()
-    service = Service(served, store, options, log)
+    service = Service(served, store, options, log, compared)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -139,14 +181,14 @@ def make_app(served: Served, store: Store, options: Options, log: Log | None = N
 
     app = FastAPI(title="trope", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     posts: dict[str, Handler] = {
-        "/events": service.events, "/recommend": service.recommend, "/model": service.swap,
+        "/events": service.events, "/recommend": service.recommend, "/timeline": service.sweep,
+        "/model": service.swap,
     }  # fmt: skip
     for path, handler in posts.items():
         app.add_api_route(path, _documented(handler), methods=["POST"], openapi_extra={"requestBody": _BODY})
     _add_gets(app, service)
     _add_failures(app)
-    if PAGE_FILES.is_dir():
-        app.mount(PAGE, StaticFiles(directory=PAGE_FILES, html=True), name="page")
+    app.mount(PAGE, PageFiles(), name="page")
     return Gate(app, posts, options.keys, options.rate, options.hosts, options.limits, service.metrics, log)
 
 
@@ -164,6 +206,11 @@ def _documented(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _add_gets(app: FastAPI, service: Service) -> None:
+    @app.get("/users")
+    async def users(request: Request) -> Response:
+        """Users of the dataset: prefix, limit."""
+        return _json(await service.users(dict(request.query_params)))
+
     @app.get("/users/{user_id}/timeline")
     async def timeline(user_id: str, request: Request) -> Response:
         """The user's best items over time: from, to, steps, k, filter_seen."""
@@ -198,10 +245,8 @@ def _add_gets(app: FastAPI, service: Service) -> None:
 
     @app.get("/")
     async def root() -> Response:
-        """The page, where there is one."""
-        if (PAGE_FILES / "index.html").is_file():
-            return Response(status_code=307, headers={"location": f"{PAGE}/"})
-        return _json(orjson.dumps({"trope": __version__, "see": "/openapi.json"}))
+        """The page."""
+        return Response(status_code=307, headers={"location": f"{PAGE}/"})
 
 
 def _add_failures(app: FastAPI) -> None:

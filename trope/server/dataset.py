@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +14,15 @@ import numpy.typing as npt
 from trope.data.catalogue import Catalogue
 from trope.data.sequences import Sequences
 from trope.runs import DATA
+
+
+class Found(NamedTuple):
+    """A user of the dataset: how many events, and when the first and the last of them were."""
+
+    user_id: str
+    events: int
+    first: int
+    last: int
 
 
 class KnownUsers:
@@ -42,6 +55,34 @@ class KnownUsers:
         own = slice(max(int(self._offsets[row]), end - most), end)
         items = self._dense[self._items[own]]
         return items[items > 0], self._times[own][items > 0]
+
+    def search(self, prefix: str, most: int) -> list[Found]:
+        """The first users whose id begins with a text; all users begin with an empty one."""
+        found = []
+        for row in islice(self._beginning(prefix), most):
+            start, end = int(self._offsets[row]), int(self._offsets[row + 1])
+            first, last = (int(self._times[start]), int(self._times[end - 1])) if end > start else (0, 0)
+            found.append(Found(str(self._ids[row]), end - start, first, last))
+        return found
+
+    def _beginning(self, prefix: str) -> Iterator[int]:
+        """Rows of ids that begin with a text. Ids are in rising order, so they are found by bisection."""
+        if not len(self._ids) or not prefix:
+            yield from range(len(self._ids))
+        elif isinstance(self._ids[0], str):
+            for row in range(bisect_left(self._ids, prefix), len(self._ids)):
+                if not str(self._ids[row]).startswith(prefix):
+                    return
+                yield row
+        elif prefix.isascii() and prefix.isdigit() and len(prefix) < 20 and prefix[0] != "0":
+            # 7, then 70 to 79, then 700 to 799
+            low, high = int(prefix), int(prefix) + 1
+            while low < 2**63:
+                yield from range(bisect_left(self._ids, low), bisect_left(self._ids, high))
+                low, high = 10 * low, 10 * high
+        else:
+            found = self._ids.find(prefix)
+            yield from () if found is None else (found,)
 
 
 def find_dataset(run: Path, data: Path | None) -> Sequences | None:

@@ -94,6 +94,12 @@ class Reader:
             raise Refused(f"a body may ask for {self.limits.rows:,} moments in all, got {rows_asked:,}; send several")
         return found, isinstance(content, list)
 
+    def timeline(self, body: bytes) -> tuple[Question, bool]:
+        """A question of `POST /timeline`, and whether the compared model is asked."""
+        content = _mapping(_parse(body), "the question")
+        compared = _flag(content.pop("compared", False), "compared")
+        return self._question(content, "the question"), compared
+
     def item(self, value: Any, name: str) -> ItemId:
         """An item id of the catalogue's type: 7 and "7" may be different items."""
         if self.text_items:

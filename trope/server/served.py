@@ -103,6 +103,7 @@ class Served:
         model = self.recommender.model
         return {
             "version": self.version,
+            "run": self.folder.name,
             "block": model.config.model.block,
             "rotary": model.config.rotary.kind,
             "width": model.config.model.width,
