@@ -8,8 +8,7 @@ Shape letters: B batch, L positions, E width, V items, T jagged events, K recomm
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +23,26 @@ from trope.data.windows import FILTERS, History, flatten_ranges, last_events, se
 from trope.environment import choose_device
 from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.live import live_scores, users_at_a_time
-from trope.evaluate.ranking import Cells, TopK, check_finite, top_k, top_k_of
+from trope.evaluate.ranking import Cells, LeavesOut, TopK, check_finite, top_k, top_k_of
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.pretrained import find_folder
 from trope.models.pulse import own_items
 from trope.models.recommender import SequentialRecommender
 from trope.rotary.checks import check_choice, check_event_values, check_order, check_time_values
 from trope.runs import BEST, CATALOGUE
-from trope.serve.frames import Events, column_per_user, moments_per_user, read_events, write_recommendations
+from trope.serve.counted import COUNTS, MODEL, CountScores
+from trope.serve.forks import note_threads, refuse_fork
+from trope.serve.frames import (
+    NAME,
+    SOURCE,
+    Events,
+    column_per_user,
+    moments_per_user,
+    read_events,
+    refuse_unknown,
+    write_recommendations,
+)
+from trope.serve.lists import LeftOut, known_items, ranked_items
 from trope.times import DAY, Moment, say_minute, say_roughly
 
 LONG_SHARE, LONG_MOST = 0.1, 60 * DAY
@@ -59,33 +70,6 @@ class Ranking(NamedTuple):
     items: npt.NDArray[np.int64]  # dense ids
     scores: npt.NDArray[np.float32]
     ranks: npt.NDArray[np.int64]  # from 1
-
-
-class _Threads:
-    """Whether this process was forked from one that had used torch's threads, which do not survive a fork."""
-
-    used = lost = False
-
-    def note_use(self) -> None:
-        self.used = True
-
-    def note_fork(self) -> None:
-        self.lost = self.lost or self.used
-
-
-_threads = _Threads()
-if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_threads.note_fork)
-
-
-def _refuse_fork(device: torch.device) -> None:
-    """The first parallel operation of such a child would wait for threads that are not there."""
-    if _threads.lost and (device.type == "cuda" or torch.get_num_threads() > 1):
-        alone = "" if device.type == "cuda" else ", or call torch.set_num_threads(1) in the child"
-        raise ValueError(
-            "this process was forked from one with a Recommender: torch's threads do not survive a fork, and ranking "
-            f"would hang; start workers with spawn (multiprocessing.get_context('spawn')){alone}"
-        )
 
 
 def long_after(time_span: tuple[int, int], t_now: int) -> str | None:
@@ -117,8 +101,8 @@ class Recommender:
                 f"the catalogue has {len(catalogue):,} items, the model {model.num_items:,}; they are of different runs"
             )
         self.device = choose_device(device)
-        _refuse_fork(self.device)
-        _threads.note_use()
+        refuse_fork(self.device)
+        note_threads()
         self.model = model.to(self.device).eval()
         self.catalogue = catalogue
         with torch.inference_mode():
@@ -126,6 +110,7 @@ class Recommender:
         check_finite(self._vectors_VE, "item vectors")
         self._pulse = fitted_pulse(self.model)
         self._live = None if self._pulse is None else self._pulse.kept()
+        self._shares: tuple[int, Tensor] | None = None  # of the moment asked for last
 
     @classmethod
     def from_pretrained(
@@ -149,10 +134,15 @@ class Recommender:
         filter_seen: str = "none",
         *,
         unknown_items: str = "refuse",
+        on_unknown: str = "refuse",
         allow_past: bool = False,
         within: int = 0,
+        allow: Iterable[int | str] | None = None,
+        deny: Iterable[int | str] | None = None,
     ) -> Any:
         """The `k` best items of each user at `t_now`: a DataFrame of the events' kind (user_id, item_id, score, rank).
+
+        A column `name` follows where the catalogue has names, and with `on_unknown="counts"` a column `source`.
 
         Args:
             events: pandas or polars DataFrame or Arrow table with user_id, item_id and timestamp (whole Unix seconds,
@@ -162,22 +152,32 @@ class Recommender:
             k: recommendations per user; fewer where the catalogue has not that many left.
             filter_seen: leave out `none`, the items of the `window` looked at, or of the whole `history`.
             unknown_items: `refuse` events with items the model does not know, or `drop` them.
+            on_unknown: `refuse` users without an event with a known item, or answer them from `counts` of what
+                everybody chooses; unknown items are then dropped. The column `source` says who answered: model, counts.
             allow_past: accept a `t_now` before a user's last event.
             within: seconds from `t_now` that the answer is for; 0 asks for what is chosen then. Tells a difference only
                 with a pulse that a holdout's window has fitted.
+            allow, deny: item ids; only those of `allow` are ranked, and none of `deny`. Ids that the model does not
+                know are ignored; an `allow` without a known item is refused.
         """
         check_choice("unknown_items", unknown_items, ("refuse", "drop"))
+        check_choice("on_unknown", on_unknown, ("refuse", COUNTS))
         table = read_events(events, self.catalogue.is_text)
         if isinstance(t_now, str) and t_now in table.frame.columns:
             t_now = column_per_user(table, t_now)
         moments = np.array(moments_per_user(t_now, table.users), np.int64)
-        histories = self._histories(table, drop=unknown_items == "drop")
+        lists = [known_items(self.catalogue, x, name) for x, name in ((allow, "allow"), (deny, "deny"))]
+        histories = self._histories(table, unknown_items == "drop", on_unknown == COUNTS)
         _check_values(histories, moments)
         if not allow_past:
             _refuse_past(table.users, histories, moments)
-        ranking = self._rank(histories, moments, k, filter_seen, within)
+        ranking = self._rank(histories, moments, k, filter_seen, within, *lists)
         items = self.catalogue.originals(ranking.items)
-        return write_recommendations(table, ranking.rows, items, ranking.scores, ranking.ranks)
+        names = self.catalogue.names(ranking.items)
+        more: dict[str, list[str]] = {} if names is None else {NAME: names}
+        if on_unknown == COUNTS:
+            more[SOURCE] = np.where(np.diff(histories.offsets) > 0, MODEL, COUNTS)[ranking.rows].tolist()
+        return write_recommendations(table, ranking.rows, items, ranking.scores, ranking.ranks, more)
 
     def observe(self, events: Any) -> int:
         """Count new events of anybody, each once: a model with a pulse then knows what is popular now.
@@ -195,6 +195,7 @@ class Recommender:
             return 0
         check_time_values(times)
         self._live.add(items, times)
+        self._shares = None
         return len(items)
 
     def rank(
@@ -204,52 +205,94 @@ class Recommender:
         k: int = 10,
         filter_seen: str = "none",
         within: int = 0,
+        *,
+        allow: npt.ArrayLike | None = None,
+        deny: npt.ArrayLike | None = None,
     ) -> Ranking:
         """The `k` best items of each history, as arrays with dense ids.
 
         t_now: [B] Unix seconds, one for each history; it may lie before the history's last event. within: as for
-            `recommend`.
+            `recommend`. allow, deny: the same with dense ids; others than 1 .. V are refused.
         """
         if np.shape(t_now) != (len(histories.offsets) - 1,):
             raise ValueError(
                 f"t_now must have one moment for each of {len(histories.offsets) - 1:,} histories, got shape "
                 f"{np.shape(t_now)}; repeat a moment that is the same for all"
             )
+        if len(t_now) == 0 or np.diff(histories.offsets).min() < 1:
+            raise ValueError("there must be a history, and an event in each; leave users without events out")
         _check_values(histories, t_now)
-        return self._rank(histories, t_now, k, filter_seen, within)
+        return self._rank(histories, t_now, k, filter_seen, within, allow, deny)
 
     def _rank(
-        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str, within: int
+        self,
+        histories: Histories,
+        t_now: npt.NDArray[np.int64],
+        k: int,
+        filter_seen: str,
+        within: int,
+        allow: npt.ArrayLike | None,
+        deny: npt.ArrayLike | None,
     ) -> Ranking:
-        _refuse_fork(self.device)
+        """The best items of each history; one without events is answered from counts."""
+        refuse_fork(self.device)
         check_choice("filter_seen", filter_seen, FILTERS)
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k must be a whole number from 1, got {k!r}")
         if isinstance(within, bool) or not isinstance(within, int) or within < 0:
             raise ValueError(f"within must be a whole number of seconds from 0, got {within!r}")
-        if len(t_now) == 0 or np.diff(histories.offsets).min() < 1:
-            raise ValueError("there must be a history, and an event in each; leave users without events out")
-        parts = list(self._rank_batches(histories, t_now, min(k, len(self.catalogue)), filter_seen, within))
-        return Ranking(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        k, ranked_V = min(k, len(self.catalogue)), ranked_items(allow, deny, len(self.catalogue), self.device)
+        lengths = np.diff(histories.offsets)
+        asked, others = np.flatnonzero(lengths), np.flatnonzero(lengths == 0)
+        own = histories._replace(offsets=np.concatenate(([0], np.cumsum(lengths[asked]))))
+        parts = [
+            part._replace(rows=asked[part.rows])
+            for part in self._rank_batches(own, t_now[asked], k, filter_seen, within, ranked_V)
+        ]
+        if len(others):
+            part = self._rank_by_counts(t_now[others], k, within, ranked_V)
+            parts.append(part._replace(rows=others[part.rows]))
+        found = Ranking(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return Ranking(*(x[np.argsort(found.rows, kind="stable")] for x in found)) if len(others) else found
 
-    def _histories(self, events: Events, drop: bool) -> Histories:
-        """Each user's known events in order of time; equal times keep the table's order."""
+    @torch.inference_mode()
+    def _rank_by_counts(
+        self, t_now: npt.NDArray[np.int64], k: int, within: int, ranked_V: Tensor | None
+    ) -> Ranking:
+        horizon = 0.0 if self._pulse is None else self._pulse.horizon(within)
+        scores = CountScores(self._pulse, self._shares_at, self.catalogue)
+        return _listed(scores.best(t_now, k, ranked_V, horizon, self.device), np.arange(len(t_now)))
+
+    def _histories(self, events: Events, drop: bool, keep_empty: bool) -> Histories:
+        """Each user's known events in order of time; equal times keep the table's order.
+
+        keep_empty: whether a user may have none; unknown items are then dropped.
+        """
         dense = self.catalogue.dense(events.items)
         order = np.lexsort((events.ticks, events.rows))
         if (dense == 0).any():
-            if not drop:
-                raise ValueError(_unknown(events, dense, len(self.catalogue)))
+            if not (drop or keep_empty):
+                refuse_unknown(events, dense, len(self.catalogue))
             order = order[dense[order] > 0]
         counts = np.bincount(events.rows[order], minlength=len(events.users))
-        if counts.min() == 0:
+        if counts.min() == 0 and not keep_empty:
             lost = events.users[int(counts.argmin())]
-            raise ValueError(f"user {lost!r} has no event with a known item; leave such users out of events")
+            raise ValueError(
+                f"user {lost!r} has no event with a known item; leave such users out of events, or pass "
+                "on_unknown='counts'"
+            )
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return Histories(dense[order], events.times[order], offsets)
 
     @torch.inference_mode()
     def _rank_batches(
-        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str, within: int
+        self,
+        histories: Histories,
+        t_now: npt.NDArray[np.int64],
+        k: int,
+        filter_seen: str,
+        within: int,
+        ranked_V: Tensor | None,
     ) -> Iterator[Ranking]:
         items, times, offsets = (torch.from_numpy(x) for x in histories)
         most = users_at_a_time(self.model.num_items, USERS_AT_A_TIME) if self._pulse else USERS_AT_A_TIME
@@ -258,13 +301,12 @@ class Recommender:
             width = min(self.model.config.model.max_len, int((ends - begins).max()))
             history = last_events(items, times, begins, ends, width)
             seen = flatten_ranges(ends - seen_counts(ends - begins, width, filter_seen), ends)
-            left_out = Cells(seen.rows_T.to(self.device), items[seen.places_T].long().to(self.device))
+            cells = Cells(seen.rows_T.to(self.device), items[seen.places_T].long().to(self.device))
+            left_out = LeftOut(cells, ranked_V)
             all_events = flatten_ranges(begins, ends)
             whole = items[all_events.places_T], times[all_events.places_T], all_events.offsets_B
             found = self._best(history, whole, torch.from_numpy(t_now[rows.numpy()]), k, left_out, within)
-            chosen, scores = found.items_BK.cpu().numpy(), found.scores_BK.cpu().numpy()
-            kept, places = np.nonzero(chosen)
-            yield Ranking(rows.numpy()[kept], chosen[kept, places], scores[kept, places], places + 1)
+            yield _listed(found, rows.numpy())
 
     def _best(
         self,
@@ -272,7 +314,7 @@ class Recommender:
         whole: tuple[Tensor, Tensor, Tensor],
         t_now_B: Tensor,
         k: int,
-        left_out: Cells,
+        left_out: LeavesOut,
         within: int,
     ) -> TopK:
         """The best items of one batch of histories, which are moved to the model's device.
@@ -285,16 +327,28 @@ class Recommender:
         if self._pulse is None or self._live is None:
             return top_k(out_BE, self._vectors_VE, k, left_out)
         items, times, offsets = (x.to(self.device) for x in whole)
-        num_items, live = self.model.num_items, self._live
+        num_items = self.model.num_items
         own = own_items(items, times, offsets, t_now_B, self._pulse.half_lives, num_items)
         horizon = self._pulse.horizon(within)
         scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B, horizon)
-
-        def shares_at(moments: Tensor) -> Iterator[Tensor]:
-            return (live.log_shares(t) for t in moments.tolist())
-
-        scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, shares_at, horizon)
+        scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, self._shares_at, horizon)
         return top_k_of(scores, len(t_now_B), num_items, self.device, k, left_out)
+
+    def _shares_at(self, moments: Tensor) -> Iterator[Tensor]:
+        """Log shares at each moment; those of the last one are kept, for the next batch of a long list of users."""
+        assert self._live is not None
+        for moment in moments.tolist():
+            kept = self._shares
+            if kept is None or kept[0] != moment:
+                kept = self._shares = moment, self._live.log_shares(moment)
+            yield kept[1]
+
+
+def _listed(found: TopK, rows: npt.NDArray[np.int64]) -> Ranking:
+    """Recommendations one after the other; rows: [B] whose they are."""
+    chosen, scores = found.items_BK.cpu().numpy(), found.scores_BK.cpu().numpy()
+    kept, places = np.nonzero(chosen)
+    return Ranking(rows[kept], chosen[kept, places], scores[kept, places], places + 1)
 
 
 def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
@@ -304,21 +358,11 @@ def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
 
 
 def _refuse_past(users: list[int | str], histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
-    last = histories.times[histories.offsets[1:] - 1]
-    early = np.flatnonzero(t_now < last)
+    last = histories.times[histories.offsets[1:] - 1] if len(histories.times) else t_now
+    early = np.flatnonzero((t_now < last) & (np.diff(histories.offsets) > 0))
     if len(early):
         row = early[0]
         raise ValueError(
             f"t_now must not lie before a user's last event, got {t_now[row]} < {last[row]} for user {users[row]!r} "
             f"({len(early):,} users in all); cut the events at t_now, or pass allow_past=True if looking back is meant"
         )
-
-
-def _unknown(events: Events, dense: npt.NDArray[np.int64], known: int) -> str:
-    where = np.flatnonzero(dense == 0)
-    examples = list(dict.fromkeys(events.items[place] for place in where.tolist()))
-    shown = ", ".join(repr(item) for item in examples[:3]) + (", ..." if len(examples) > 3 else "")
-    return (
-        f"events has {len(where):,} rows with {len(examples):,} items that are not among the model's {known:,}: "
-        f"{shown}; pass unknown_items='drop' to leave them out, or train on data that has them"
-    )
