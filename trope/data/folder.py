@@ -161,7 +161,9 @@ class Ids:
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """The arrays under the names of their files, as `read_ids` reads them."""
-        return {name: self._values} if self._ends is None else {f"{name}.text": self._values, f"{name}.ends": self._ends}
+        if self._ends is None:
+            return {name: self._values}
+        return {f"{name}.text": self._values, f"{name}.ends": self._ends}
 
     def find(self, original: int | str) -> int | None:
         """The position of an original id, by bisection (users' ids are stored in rising order), or None.

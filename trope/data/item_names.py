@@ -1,4 +1,4 @@
-"""Names of items from a file: `trope prepare --items FILE`, a CSV or Parquet table with an id and a name in each row."""
+"""Names of items from a file, `trope prepare --items FILE`: CSV or Parquet with an id and a name in each row."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def read_names(path: Path, item_col: str) -> ItemNames:
         raise ValueError(f"{path}: column {id_column!r} must hold integers or text, got {kind}; cast the column")
     by_id: dict[str, str] = {}
     repeated = 0
-    pairs = zip(*(table[column].cast(pa.large_string()).to_pylist() for column in (id_column, name_column)), strict=True)
-    for original, name in pairs:
+    ids, names = (table[column].cast(pa.large_string()).to_pylist() for column in (id_column, name_column))
+    for original, name in zip(ids, names, strict=True):
         if not original or not name:
             continue
         repeated += original in by_id
@@ -67,7 +67,7 @@ def _read(path: Path) -> pa.Table:
         parse = pa.csv.ParseOptions(delimiter="\t" if ".tsv" in path.suffixes else ",", newlines_in_values=True)
         with pa.csv.open_csv(path, parse_options=parse) as first:  # its types are guessed; only the header is wanted
             fields = first.schema.names
-        convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(fields, pa.large_string()), strings_can_be_null=False)
+        convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(fields, pa.large_string()))
         return pa.csv.read_csv(path, parse_options=parse, convert_options=convert)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"--items: cannot read {path}: {str(error).splitlines()[0]}") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from trope.data.catalogue import Catalogue
-from trope.data.sequences import Sequences
 from trope.data.windows import FILTERS, History, flatten_ranges, last_events, seen_counts
 from trope.environment import choose_device
 from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.live import live_scores, users_at_a_time
-from trope.evaluate.ranking import Cells, LeavesOut, TopK, check_finite, top_k, top_k_of
+from trope.evaluate.ranking import Cells, TopK, check_finite, top_k, top_k_of
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.pretrained import find_folder
 from trope.models.pulse import own_items
@@ -42,48 +41,13 @@ from trope.serve.frames import (
     refuse_unknown,
     write_recommendations,
 )
+from trope.serve.histories import Histories, Ranking, listed
+from trope.serve.index import KINDS, ItemIndex
 from trope.serve.lists import LeftOut, known_items, ranked_items
-from trope.times import DAY, Moment, say_minute, say_roughly
+from trope.serve.long_after import long_after
+from trope.times import Moment
 
-LONG_SHARE, LONG_MOST = 0.1, 60 * DAY
-"""A moment is long after the training data past this share of their time span, or past 60 days if that is shorter:
-docs/results.md, "A stale model", measures what 60 days cost."""
-
-
-class Histories(NamedTuple):
-    """Events of several users, one user after the other: user b owns offsets[b] .. offsets[b+1], in order of time."""
-
-    items: npt.NDArray[np.int64]  # [T] dense ids
-    times: npt.NDArray[np.int64]  # [T] Unix seconds
-    offsets: npt.NDArray[np.int64]  # [B+1]
-
-    @classmethod
-    def of(cls, data: Sequences, users: Tensor, counts: Tensor) -> Histories:
-        """The first `counts` events of some users of a dataset; `data.count_before` counts them up to a moment."""
-        return cls(*(x.cpu().numpy() for x in data.whole_histories(users, counts)))
-
-
-class Ranking(NamedTuple):
-    """Recommendations of several users, one user after the other, each user's best first."""
-
-    rows: npt.NDArray[np.int64]  # whose, as a row of the histories
-    items: npt.NDArray[np.int64]  # dense ids
-    scores: npt.NDArray[np.float32]
-    ranks: npt.NDArray[np.int64]  # from 1
-
-
-def long_after(time_span: tuple[int, int], t_now: int) -> str | None:
-    """A note where `t_now` lies long after the training data (LONG_SHARE, LONG_MOST), else None.
-
-    time_span: first and last time of the training events.
-    """
-    first, last = time_span
-    if t_now - last <= min(LONG_SHARE * (last - first), LONG_MOST):
-        return None
-    return (
-        f"{say_minute(t_now)} lies {say_roughly(t_now - last)} after the last training event ({say_minute(last)}): the "
-        "model knows nothing of what became popular since; train again on newer events"
-    )
+__all__ = ["Histories", "Ranking", "Recommender", "long_after"]
 
 
 class Recommender:
@@ -93,9 +57,13 @@ class Recommender:
         model: the trained network.
         catalogue: original ids and names of its items.
         device: where to compute; auto takes a GPU where there is one.
+        index: `faiss` ranks candidates of an approximate index, for millions of items (`trope.serve.index`); None ranks
+            every item. Lists to allow or deny are always answered from every item.
     """
 
-    def __init__(self, model: SequentialRecommender, catalogue: Catalogue, device: str = "auto") -> None:
+    def __init__(
+        self, model: SequentialRecommender, catalogue: Catalogue, device: str = "auto", index: str | None = None
+    ) -> None:
         if len(catalogue) != model.num_items:
             raise ValueError(
                 f"the catalogue has {len(catalogue):,} items, the model {model.num_items:,}; they are of different runs"
@@ -111,10 +79,18 @@ class Recommender:
         self._pulse = fitted_pulse(self.model)
         self._live = None if self._pulse is None else self._pulse.kept()
         self._shares: tuple[int, Tensor] | None = None  # of the moment asked for last
+        if index is not None:
+            check_choice("index", index, KINDS)
+        self.index = None if index is None else ItemIndex(self._vectors_VE)
 
     @classmethod
     def from_pretrained(
-        cls, source: str | Path, device: str = "auto", revision: str | None = None, verify: bool = True
+        cls,
+        source: str | Path,
+        device: str = "auto",
+        revision: str | None = None,
+        verify: bool = True,
+        index: str | None = None,
     ) -> Recommender:
         """Open a run made by `trope train`, or a folder with a model and its catalogue; nothing is unpickled.
 
@@ -124,7 +100,7 @@ class Recommender:
         folder = find_folder(source, revision)
         best = folder / BEST
         model = SequentialRecommender.from_pretrained(best if best.is_dir() else folder, verify=verify)
-        return cls(model, Catalogue.load(folder / CATALOGUE), device)
+        return cls(model, Catalogue.load(folder / CATALOGUE), device, index)
 
     def recommend(
         self,
@@ -252,16 +228,15 @@ class Recommender:
         if len(others):
             part = self._rank_by_counts(t_now[others], k, within, ranked_V)
             parts.append(part._replace(rows=others[part.rows]))
-        found = Ranking(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-        return Ranking(*(x[np.argsort(found.rows, kind="stable")] for x in found)) if len(others) else found
+        rows, *columns = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        order = np.argsort(rows, kind="stable")
+        return Ranking(rows[order], *(x[order] for x in columns))
 
     @torch.inference_mode()
-    def _rank_by_counts(
-        self, t_now: npt.NDArray[np.int64], k: int, within: int, ranked_V: Tensor | None
-    ) -> Ranking:
+    def _rank_by_counts(self, t_now: npt.NDArray[np.int64], k: int, within: int, ranked_V: Tensor | None) -> Ranking:
         horizon = 0.0 if self._pulse is None else self._pulse.horizon(within)
         scores = CountScores(self._pulse, self._shares_at, self.catalogue)
-        return _listed(scores.best(t_now, k, ranked_V, horizon, self.device), np.arange(len(t_now)))
+        return listed(scores.best(t_now, k, ranked_V, horizon, self.device), np.arange(len(t_now)))
 
     def _histories(self, events: Events, drop: bool, keep_empty: bool) -> Histories:
         """Each user's known events in order of time; equal times keep the table's order.
@@ -306,7 +281,7 @@ class Recommender:
             all_events = flatten_ranges(begins, ends)
             whole = items[all_events.places_T], times[all_events.places_T], all_events.offsets_B
             found = self._best(history, whole, torch.from_numpy(t_now[rows.numpy()]), k, left_out, within)
-            yield _listed(found, rows.numpy())
+            yield listed(found, rows.numpy())
 
     def _best(
         self,
@@ -314,7 +289,7 @@ class Recommender:
         whole: tuple[Tensor, Tensor, Tensor],
         t_now_B: Tensor,
         k: int,
-        left_out: LeavesOut,
+        left_out: LeftOut,
         within: int,
     ) -> TopK:
         """The best items of one batch of histories, which are moved to the model's device.
@@ -324,13 +299,18 @@ class Recommender:
         t_now_B = t_now_B.to(self.device)
         out_BE = self.model.encode_last(*(x.to(self.device) for x in (*history, t_now_B))).float()
         check_finite(out_BE, "outputs")
+        index = self.index if left_out.ranked_V is None else None
         if self._pulse is None or self._live is None:
+            if index is not None:
+                return index.top_k(out_BE, k, left_out.cells)
             return top_k(out_BE, self._vectors_VE, k, left_out)
         items, times, offsets = (x.to(self.device) for x in whole)
         num_items = self.model.num_items
         own = own_items(items, times, offsets, t_now_B, self._pulse.half_lives, num_items)
         horizon = self._pulse.horizon(within)
         scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B, horizon)
+        if index is not None:
+            return index.top_k_live(self._pulse, scaled_BE, own, t_now_B, self._shares_at, horizon, k, left_out.cells)
         scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, self._shares_at, horizon)
         return top_k_of(scores, len(t_now_B), num_items, self.device, k, left_out)
 
@@ -342,13 +322,6 @@ class Recommender:
             if kept is None or kept[0] != moment:
                 kept = self._shares = moment, self._live.log_shares(moment)
             yield kept[1]
-
-
-def _listed(found: TopK, rows: npt.NDArray[np.int64]) -> Ranking:
-    """Recommendations one after the other; rows: [B] whose they are."""
-    chosen, scores = found.items_BK.cpu().numpy(), found.scores_BK.cpu().numpy()
-    kept, places = np.nonzero(chosen)
-    return Ranking(rows[kept], chosen[kept, places], scores[kept, places], places + 1)
 
 
 def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
