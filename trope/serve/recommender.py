@@ -45,6 +45,7 @@ from trope.serve.histories import Histories, Ranking, listed
 from trope.serve.index import KINDS, ItemIndex
 from trope.serve.lists import LeftOut, known_items, ranked_items
 from trope.serve.long_after import long_after
+from trope.serve.publish import push, save
 from trope.times import Moment
 
 __all__ = ["Histories", "Ranking", "Recommender", "long_after"]
@@ -101,6 +102,31 @@ class Recommender:
         best = folder / BEST
         model = SequentialRecommender.from_pretrained(best if best.is_dir() else folder, verify=verify)
         return cls(model, Catalogue.load(folder / CATALOGUE), device, index)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write model, catalogue and a model card, which `from_pretrained` reads; the folder appears when it is whole.
+
+        folder: a new one, an empty one, or one that this method made, which is replaced.
+        """
+        save(self.model, self.catalogue, Path(folder))
+
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        private: bool = True,
+        revision: str | None = None,
+        message: str = "Model and catalogue by trope",
+        token: str | None = None,
+    ) -> str:
+        """Upload what `save_pretrained` writes to the Hugging Face hub; returns the address of the commit.
+
+        repo: "owner/name", also as "hf://owner/name"; made if it does not exist. The catalogue goes along: everybody
+            who may read the repository sees the items' ids and names, and how often each was chosen.
+        private: whether a new repository is; an old one stays as it is. revision: a branch, the main one by default.
+        token: of the hub; without one that of `hf auth login`.
+        """
+        return push(self.model, self.catalogue, repo, private, revision, message, token)
 
     def recommend(
         self,
@@ -220,11 +246,11 @@ class Recommender:
         k, ranked_V = min(k, len(self.catalogue)), ranked_items(allow, deny, len(self.catalogue), self.device)
         lengths = np.diff(histories.offsets)
         asked, others = np.flatnonzero(lengths), np.flatnonzero(lengths == 0)
-        own = histories._replace(offsets=np.concatenate(([0], np.cumsum(lengths[asked]))))
-        parts = [
-            part._replace(rows=asked[part.rows])
-            for part in self._rank_batches(own, t_now[asked], k, filter_seen, within, ranked_V)
-        ]
+        own = histories._replace(offsets=np.append(histories.offsets[:-1][asked], histories.offsets[-1]))
+        parts = []
+        if len(asked):
+            batches = self._rank_batches(own, t_now[asked], k, filter_seen, within, ranked_V)
+            parts = [part._replace(rows=asked[part.rows]) for part in batches]
         if len(others):
             part = self._rank_by_counts(t_now[others], k, within, ranked_V)
             parts.append(part._replace(rows=others[part.rows]))
