@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from trope.data.sequences import Sequences
-from trope.serve.histories import Histories
+from trope.serve.histories import Histories, Ranking
 from trope.serve.index import recall, tune
 from trope.serve.recommender import Recommender
 
@@ -46,17 +46,23 @@ def recommend_all(
     """
     for moment in moments:
         for users in torch.arange(data.num_users).split(USERS_OF_A_BATCH):
-            known, histories = histories_before(data, users, moment)
-            nothing = np.zeros(0, np.int64)
-            answers = Answers(
-                moment, len(users), len(users) - len(known), *(nothing,) * 2, nothing.astype(np.float32), nothing
-            )
-            if len(known):
-                found = recommender.rank(histories, np.full(len(known), moment), k, filter_seen)
-                answers = answers._replace(
-                    users_N=known[found.rows], items_N=found.items, scores_N=found.scores, ranks_N=found.ranks
-                )
-            yield answers
+            yield _answer(recommender, data, users, moment, k, filter_seen)
+
+
+def _answer(
+    recommender: Recommender, data: Sequences, users: torch.Tensor, moment: int, k: int, filter_seen: str
+) -> Answers:
+    counts = data.count_before(users, moment)
+    # By length, so that short histories are not padded to long ones.
+    known, histories = histories_before(data, users[torch.argsort(counts, stable=True)], moment)
+    nothing = np.zeros(0, np.int64)
+    found = Ranking(nothing, nothing, np.zeros(0, np.float32), nothing)
+    if len(known):
+        found = recommender.rank(histories, np.full(len(known), moment), k, filter_seen)
+    whose = known[found.rows]
+    order = np.argsort(whose, kind="stable")
+    answers = found.items[order], found.scores[order], found.ranks[order]
+    return Answers(moment, len(users), len(users) - len(known), whose[order], *answers)
 
 
 def histories_before(data: Sequences, users: torch.Tensor, moment: int) -> tuple[Ints, Histories]:
