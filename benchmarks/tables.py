@@ -218,7 +218,7 @@ def recipes() -> str:
     lines = []
     for file in recipe_files(ROOT / "configs"):
         recipe = Recipe.read(file)
-        models = f"{len(recipe.compare.models)} x {recipe.compare.seeds}"
+        models = f"{len(recipe.compare.models) + len(recipe.compare.variants)} x {recipe.compare.seeds}"
         for dataset in recipe.prepare:
             config = preset("hstu-trope", recipe.settings(dataset.name))
             model = config.model

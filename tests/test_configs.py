@@ -27,7 +27,8 @@ CONFIGS = ROOT / "configs"
 FILES = sorted(CONFIGS.glob("*.toml"))
 PAPER = {"ml-20m": 200, "amazon-books": 50, "pixel200k": 50, "pixel1m": 50, "pixel8m": 50}
 MEASURED = {
-    "globo-news", "amazon-grocery-5core-2014", "online-retail-ii", "complete-journey", "ml-1m", "calendar-shop",
+    "globo-news", "amazon-grocery-5core-2014", "online-retail-ii", "complete-journey", "ml-1m", "ml-1m-large",
+    "calendar-shop",
 }  # fmt: skip
 COMMANDS = typer.main.get_command(app)
 SHOP = """
@@ -95,8 +96,8 @@ def test_the_commands_are_real_and_the_models_can_be_made(file: Path) -> None:
             command = COMMANDS.commands[name]  # type: ignore[attr-defined]
             command.make_context(name, list(words)).close()  # refuses unknown options and wrong values
         assert compared[1] == f"data/{target}" and f"runs/{target}" in compared and str(file) in compared
-        models = recipe.compare.models
-        assert len(choose(models, [], recipe.settings(target))) == len(models) >= 2
+        models, variants = recipe.compare.models, recipe.compare.variants
+        assert len(choose(models, variants, recipe.settings(target))) == len(models) + len(variants) >= 2
         from_command = [word for before, word in pairwise(compared) if before == "--set"]
         assert recipe.settings(target) == [*common_settings(file, from_command)]
 

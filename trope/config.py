@@ -56,7 +56,7 @@ class ModelConfig:
         1 at a width of 512, in proportion to the width. Without a floor, trainings with T-RoPE can diverge
         (docs/method.md).
     pulse: add to the scores what everybody chooses now and what the user chose before, counted from the events. Some
-        forty weights say how much; they are fitted on the validation events (docs/method.md).
+        sixty weights say how much; they are fitted on the validation events (docs/method.md).
     """
 
     block: str = "hstu"

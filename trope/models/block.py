@@ -2,7 +2,8 @@
 
 To add a block: subclass `Block` in a file of its own, name it in `trope/models/blocks.py`, and say in
 `trope/config.py` what it allows (`BLOCKS`) and which preset uses it. Nothing else knows a block by name, but for
-`trope/models/cost.py`, which may say what it costs.
+`trope/models/cost.py`, which may say what it costs. A block with keys and values can also have `remember`, `look` and
+`keys_values`, and say so (`can_remember`): one encode then serves many moments.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import ClassVar, Self
 from torch import Tensor, nn
 
 from trope.config import Config, RotaryConfig
+from trope.kernels.look import KeysValues, look_softmax
 from trope.kernels.silu_rotate import Turns
 from trope.models.context import Context, Rotation, Stream
+from trope.models.look_context import LookContext
 from trope.rotary import IndexRoPE, TORoPE, TRoPE
 
 
@@ -26,6 +29,8 @@ class Block(nn.Module, ABC):
 
     adds_positions: ClassVar[bool] = True
     """Whether learned positions are added to the network's input."""
+    can_remember: ClassVar[bool] = False
+    """Whether the block has `remember`, `look` and `keys_values`, which `trope.models.memory` needs."""
 
     @classmethod
     @abstractmethod
@@ -40,6 +45,39 @@ class Block(nn.Module, ABC):
     @abstractmethod
     def forward(self, stream: Stream, context: Context) -> Stream:
         """The residual stream behind this block."""
+
+    def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
+        """What `forward` returns, and the keys and values [T, H, D] that it attended to."""
+        raise ValueError(self.refusal())
+
+    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
+        """`remember` for tokens that follow remembered ones.
+
+        stream: of each token, or once for all moments of a history (`LookContext.each_moment`).
+        past: keys and values of the history's earlier tokens, [B, H, S, D].
+        """
+        raise ValueError(self.refusal())
+
+    def step(self, stream: Stream, context: LookContext, kept: KeysValues) -> Stream:
+        """`look` for one pending event of each history at one moment; its key and value become the last of `kept`.
+
+        kept: [B, H, S + 1, D], the settled events' and a place for the new one.
+        """
+        past = KeysValues(kept.keys[:, :, :-1], kept.values[:, :, :-1])
+        stream, own = self.look(stream, context, past)
+        kept.keys[:, :, -1], kept.values[:, :, -1] = own
+        return stream
+
+    def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
+        """The keys and values of `remember` or `look` alone: all that is kept of the last block."""
+        raise ValueError(self.refusal())
+
+    def refusal(self) -> str:
+        """Why it cannot remember, and what to do."""
+        return (
+            f"{type(self).__name__} cannot remember: it has no keys and values that later moments could reuse; use "
+            "encode_last, and ask can_remember beforehand"
+        )
 
     def __call__(self, stream: Stream, context: Context) -> Stream:
         return super().__call__(stream, context)
@@ -75,3 +113,16 @@ def rotated(rotary: Rotation | None, q_BLHD: Tensor, k_BLHD: Tensor, context: Co
         return q_BLHD, k_BLHD
     coords_q, coords_k = (context.padded(coords.T).movedim(-1, 0) for coords in context.coordinates(rotary))
     return rotary.rotate(q_BLHD, k_BLHD, coords_q, coords_k)
+
+
+def look_from(
+    qkv_TF: Tensor, heads: int, rotary: Rotation | None, context: LookContext, past: KeysValues
+) -> tuple[Tensor, KeysValues]:
+    """Softmax attention of pending tokens: its output [T, E], and their keys and values [T, H, D].
+
+    qkv_TF: the projections q, k and v side by side, of each token or once for all moments. past: [B, H, S, D].
+    """
+    qkv_T3HD = context.each_moment(qkv_TF).unflatten(1, (3, heads, -1))
+    q, k = context.rotated(rotary, qkv_T3HD[:, :2])
+    own = KeysValues(k, qkv_T3HD[:, 2])
+    return look_softmax(q, own, past, context.shape, context.pending.seen_BGK).flatten(1), own

@@ -78,8 +78,7 @@ class Context:
     @property
     def dtype(self) -> torch.dtype:
         """Of the products: autocast's where it is on."""
-        device = self._like.device.type
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self._like.dtype
+        return product_dtype(self._like)
 
     def gaps(self, last: int) -> Gaps:
         """Time gaps of all pairs, in buckets 0 .. last, for HSTU's time bias."""
@@ -127,6 +126,13 @@ class Context:
             x_T = x_T.new_zeros((math.prod(self.padded_shape), *x_T.shape[1:])).index_copy(0, slots_T, x_T)
         return x_T.unflatten(0, self.padded_shape)
 
+    def rotated_keys(self, rotary: Rotation | None, k_THD: Tensor) -> Tensor:
+        """Keys without their queries, rotated where there is an encoding."""
+        if rotary is None:
+            return k_THD
+        coords_q, coords_k = (coords_CT[:, None] for coords_CT in self.coordinates(rotary))
+        return rotary.rotate(k_THD[None, :, :0], k_THD[None], coords_q, coords_k)[1][0]
+
     def flat(self, x_BL: Tensor) -> Tensor:
         """The tokens [T, ..] of a batch [B, L, ..]."""
         x_T, slots_T = x_BL.flatten(0, 1), self.slots()
@@ -149,6 +155,12 @@ class Context:
             token_T = torch.arange(len(self.times_T), device=self.times_T.device)
             self._slots_T = self.bounds.row_of(token_T) * self.bounds.max_len + self.index_T
         return self._slots_T
+
+
+def product_dtype(like: Tensor) -> torch.dtype:
+    """The dtype of products with such a tensor: autocast's where it is on."""
+    device = like.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
 
 
 class _Select(torch.autograd.Function):

@@ -13,19 +13,21 @@ Shape letters: B batch, L positions, T tokens, H heads, D head dim, E width, F i
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.config import Config, ModelConfig
+from trope.kernels.look import KeysValues
 from trope.kernels.norm import norm
 from trope.kernels.project import project
 from trope.kernels.split_rotate import split_rotate
 from trope.kernels.swiglu import swiglu
-from trope.models.block import Block, make_rotary, turning
+from trope.models.block import Block, look_from, make_rotary, turning
 from trope.models.context import Context, Drop, Rotation, Stream
+from trope.models.look_context import LookContext
 
 # Two thirds of the usual four times the width: SwiGLU has three matrices where others have two.
 EXPANSION, _ROUND = 8 / 3, 16
@@ -39,6 +41,8 @@ class ModernBlock(Block):
         rotary: the encoding of this layer, or None.
         number: of the block, from 1; the dropout of its two branches draws from streams of their own.
     """
+
+    can_remember: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, rotary: Rotation | None, number: int) -> None:
         super().__init__()
@@ -60,7 +64,25 @@ class ModernBlock(Block):
     def forward(self, stream: Stream, context: Context) -> Stream:
         """Returns (x + delta, new delta) and how delta is dropped; the next norm fuses all of it."""
         x_TE, normed_TE = sum_and_norm(stream, context.dtype)
-        stream = self._stream(x_TE, self.attention(normed_TE, context), context, 2 * self.number - 1)
+        return self._behind(x_TE, self.attention(normed_TE, context), context)
+
+    def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
+        x_TE, normed_TE = sum_and_norm(stream, context.dtype)
+        attended_TE, kept = self.attention.remember(normed_TE, context)
+        return self._behind(x_TE, attended_TE, context), kept
+
+    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
+        x_TE, normed_TE = sum_and_norm(stream, context.dtype)
+        attended_TE, own = self.attention.look(normed_TE, context, past)
+        x_TE, normed_TE = sum_and_norm(Stream(context.each_moment(x_TE), attended_TE), context.dtype)
+        return Stream(x_TE, self.feed_forward(normed_TE)), own
+
+    def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
+        return self.attention.keys_values(sum_and_norm(stream, context.dtype)[1], context)
+
+    def _behind(self, x_TE: Tensor, attended_TE: Tensor, context: Context) -> Stream:
+        """The stream behind the feed-forward, from what attention was given, before its norm, and what it gave."""
+        stream = self._stream(x_TE, attended_TE, context, 2 * self.number - 1)
         x_TE, normed_TE = sum_and_norm(stream, context.dtype)
         return self._stream(x_TE, self.feed_forward(normed_TE), context, 2 * self.number)
 
@@ -110,8 +132,27 @@ class SoftmaxAttention(nn.Module):
         self.rotary = rotary
 
     def forward(self, x_TE: Tensor, context: Context) -> Tensor:
+        return self._attend(*self.split(x_TE, context), context)
+
+    def remember(self, x_TE: Tensor, context: Context) -> tuple[Tensor, KeysValues]:
+        """What `forward` returns, and keys and values, [T, H, D]."""
+        q, k, v = self.split(x_TE, context)
+        return self._attend(q, k, v, context), KeysValues(context.flat(k), context.flat(v))
+
+    def look(self, x_TE: Tensor, context: LookContext, past: KeysValues) -> tuple[Tensor, KeysValues]:
+        """`remember` for pending tokens. past: [B, H, S, D]."""
+        y_TE, own = look_from(self.qkv(x_TE), self.heads, self.rotary, context, past)
+        return self.out(y_TE), own
+
+    def keys_values(self, x_TE: Tensor, context: Context | LookContext) -> KeysValues:
+        """Keys and values alone, [T, H, D]."""
+        _, weight_k, weight_v = self.qkv.weight.chunk(3, dim=1)
+        k, v = (project(x_TE, weight).unflatten(1, (self.heads, -1)) for weight in (weight_k, weight_v))
+        return KeysValues(context.rotated_keys(self.rotary, k), v)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         # Transposed views, which torch's kernels take as they are; their output is a transposed view as well.
-        q, k, v = (part.transpose(1, 2) for part in self.split(x_TE, context))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
         return self.out(context.flat(y.transpose(1, 2).flatten(2)))
 

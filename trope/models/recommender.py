@@ -21,6 +21,7 @@ from trope.models import pretrained
 from trope.models.blocks import BLOCKS
 from trope.models.context import Context, Stream
 from trope.models.items import EPS, ItemTable
+from trope.models.memory import Memory
 from trope.models.pulse import Pulse
 from trope.rotary import TimeReadout, query_times
 from trope.rotary.base import sequence_of
@@ -93,6 +94,23 @@ class SequentialRecommender(nn.Module):
         out_BLE = self.encode(items_BL, times_BL, lengths_B, t_now_B)
         return out_BLE[torch.arange(len(out_BLE), device=out_BLE.device), (lengths_B - 1).clamp(min=0)]
 
+    @property
+    def can_remember(self) -> bool:
+        """Whether `remember` and `look` work: every block can reuse keys and values."""
+        return all(block.can_remember for block in self.blocks)
+
+    def remember(self, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor) -> Memory:
+        """Encode histories once, for `look` at any moment; arguments as in `encode`, at least one event each."""
+        self._check_len(items_BL.shape[1])
+        return Memory(self, items_BL, times_BL, lengths_B)
+
+    def look(self, memory: Memory, moments: Tensor) -> Tensor:
+        """What `encode_last` gives for each remembered history at each moment: unit vectors, float32 [B, M, E].
+
+        moments: int64 Unix seconds, [B, M], or [M] for the same moments of every history.
+        """
+        return memory.look(moments)
+
     def encode_jagged(self, items_T: Tensor, times_T: Tensor, offsets: Tensor, t_now_B: Tensor | None = None) -> Tensor:
         """The same as `encode` on flat tokens, [T, E]. HSTU computes no padding; others pad for attention."""
         lengths_B = offsets.diff()
@@ -127,6 +145,10 @@ class SequentialRecommender(nn.Module):
         stream = Stream(x_TE)
         for block in self.blocks:
             stream = block(stream, context)
+        return self.finish(stream, x_TE, query_times_T)
+
+    def finish(self, stream: Stream, x_TE: Tensor, query_times_T: Tensor) -> Tensor:
+        """The final norm and the readout behind the last block, [T, E]. x_TE: what the stream began with."""
         if self.norm is not None:  # it mixes all dims: what the stream began with cannot be told from what was added
             out_TE = self.norm(stream)
             if self.readout is None:
@@ -151,6 +173,11 @@ class SequentialRecommender(nn.Module):
     def item_vectors(self) -> Tensor:
         """Unit vectors of all items, float32 [V + 1, E]; row 0, the padding, is zero."""
         return self.items.vectors()
+
+    def embed(self, items: Tensor, index: Tensor) -> Tensor:
+        """What the blocks read of events, without dropout, [.., E]. index: each event's place in its history, [..]."""
+        x = self.items.embed(items)
+        return x if self.positions is None else x + F.embedding(index, self.positions.weight)
 
     def _embed(self, items: Tensor, positions: Tensor | None) -> Tensor:
         """Items [..] and their positions, with dropout; zero for padding. [.., E]."""

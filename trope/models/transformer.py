@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.config import Config, ModelConfig
-from trope.models.block import Block, make_rotary, rotated
+from trope.kernels.look import KeysValues
+from trope.models.block import Block, look_from, make_rotary, rotated
 from trope.models.context import Context, Rotation, Stream
+from trope.models.look_context import LookContext
 
 MOST_INTERVALS = 256  # TiSASRec clips intervals here, in both public implementations
 
@@ -40,8 +42,30 @@ class TransformerBlock(Block):
 
     def forward(self, stream: Stream, context: Context) -> Stream:
         x_TE = stream.sum()
-        x_TE = x_TE + self.dropout(self.attention(self.norm1(x_TE), context))
+        return self._behind(x_TE, self.attention(self.norm1(x_TE), context))
+
+    def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
+        x_TE = stream.sum()
+        attended_TE, kept = self._causal().remember(self.norm1(x_TE), context)
+        return self._behind(x_TE, attended_TE), kept
+
+    def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
+        x_TE = stream.sum()
+        attended_TE, own = self._causal().look(self.norm1(x_TE), context, past)
+        return self._behind(context.each_moment(x_TE), attended_TE), own
+
+    def keys_values(self, stream: Stream, context: Context | LookContext) -> KeysValues:
+        return self._causal().keys_values(self.norm1(stream.sum()), context)
+
+    def _behind(self, x_TE: Tensor, attended_TE: Tensor) -> Stream:
+        """The residual stream from what attention was given, before its norm, and what it gave."""
+        x_TE = x_TE + self.dropout(attended_TE)
         return Stream(x_TE + self.feed_forward(self.norm2(x_TE)))
+
+    def _causal(self) -> CausalAttention:
+        if not isinstance(self.attention, CausalAttention):
+            raise ValueError(self.refusal())
+        return self.attention
 
 
 class FinalNorm(nn.LayerNorm):
@@ -53,6 +77,8 @@ class FinalNorm(nn.LayerNorm):
 
 class SASRecBlock(TransformerBlock):
     """Causal softmax attention, rotated where the config has a rotary encoding."""
+
+    can_remember: ClassVar[bool] = True
 
     @classmethod
     def stack(cls, config: Config, time_span: tuple[int, int]) -> list[Self]:
@@ -83,7 +109,26 @@ class CausalAttention(nn.Module):
         self.rotary = rotary
 
     def forward(self, x_TE: Tensor, context: Context) -> Tensor:
+        return self._attend(*self.split(x_TE, context), context)
+
+    def remember(self, x_TE: Tensor, context: Context) -> tuple[Tensor, KeysValues]:
+        """What `forward` returns, and keys and values, [T, H, D]."""
         q, k, v = self.split(x_TE, context)
+        return self._attend(q, k, v, context), KeysValues(context.flat(k), context.flat(v))
+
+    def look(self, x_TE: Tensor, context: LookContext, past: KeysValues) -> tuple[Tensor, KeysValues]:
+        """`remember` for pending tokens. past: [B, H, S, D]."""
+        y_TE, own = look_from(self.qkv(x_TE), self.heads, self.rotary, context, past)
+        return self.out(y_TE), own
+
+    def keys_values(self, x_TE: Tensor, context: Context | LookContext) -> KeysValues:
+        """Keys and values alone, [T, H, D]."""
+        width = self.qkv.in_features
+        bias = None if self.qkv.bias is None else self.qkv.bias[width:]
+        kv = F.linear(x_TE, self.qkv.weight[width:], bias).unflatten(1, (2, self.heads, -1))
+        return KeysValues(context.rotated_keys(self.rotary, kv[:, 0]), kv[:, 1])
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
         return self.out(context.flat(y.transpose(1, 2).flatten(2)))

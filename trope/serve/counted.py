@@ -8,7 +8,7 @@ Shapes: B users, M moments, V items (column 0 is padding), K recommendations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,27 @@ from trope.data.catalogue import Catalogue
 from trope.evaluate.live import users_at_a_time
 from trope.evaluate.ranking import Cells, TopK, top_k_of
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
-from trope.models.pulse import Pulse
+from trope.models.pulse import LiveCounts, Pulse
 from trope.models.pulse.shares import log_shares
 from trope.serve.lists import LeftOut
 
 MODEL, COUNTS = "model", "counts"
 """Values of the column `source`: who gave an answer."""
+
+
+class SharesAt:
+    """Log shares at moments; those of the last one are kept, for the next batch of a long list of users."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[LiveCounts, int, int, Tensor] | None = None
+
+    def __call__(self, live: LiveCounts, moments: Tensor) -> Iterator[Tensor]:
+        """One [C, V + 1] for each moment."""
+        for moment in moments.tolist():
+            kept = self._kept
+            if kept is None or kept[0] is not live or kept[1:3] != (live.added, moment):
+                kept = self._kept = live, live.added, moment, live.log_shares(moment)
+            yield kept[3]
 
 
 class CountScores:

@@ -18,18 +18,20 @@ import torch
 from torch import Tensor
 
 from trope.data.catalogue import Catalogue
-from trope.data.windows import FILTERS, History, flatten_ranges, last_events, seen_counts
+from trope.data.windows import History, flatten_ranges, last_events, seen_counts
 from trope.environment import choose_device
 from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.live import live_scores, users_at_a_time
 from trope.evaluate.ranking import Cells, TopK, check_finite, top_k, top_k_of
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
+from trope.models.memory import Memory
 from trope.models.pretrained import find_folder
 from trope.models.pulse import own_items
 from trope.models.recommender import SequentialRecommender
-from trope.rotary.checks import check_choice, check_event_values, check_order, check_time_values
+from trope.rotary.checks import check_choice, check_time_values
 from trope.runs import BEST, CATALOGUE
-from trope.serve.counted import COUNTS, MODEL, CountScores
+from trope.serve.checks import check_filled, check_request, check_values, refuse_past
+from trope.serve.counted import COUNTS, MODEL, CountScores, SharesAt
 from trope.serve.forks import note_threads, refuse_fork
 from trope.serve.frames import (
     NAME,
@@ -45,6 +47,7 @@ from trope.serve.histories import Histories, Ranking, listed
 from trope.serve.index import KINDS, ItemIndex
 from trope.serve.lists import LeftOut, known_items, ranked_items
 from trope.serve.long_after import long_after
+from trope.serve.moments import MomentRanking, rank_moments
 from trope.serve.publish import push, save
 from trope.times import Moment
 
@@ -60,6 +63,8 @@ class Recommender:
         device: where to compute; auto takes a GPU where there is one.
         index: `faiss` ranks candidates of an approximate index, for millions of items (`trope.serve.index`); None ranks
             every item. Lists to allow or deny are always answered from every item.
+
+    `live` has everybody's counts, for a model with a pulse. It may be replaced, to ask as if it were another day.
     """
 
     def __init__(
@@ -78,11 +83,16 @@ class Recommender:
             self._vectors_VE = self.model.item_vectors()
         check_finite(self._vectors_VE, "item vectors")
         self._pulse = fitted_pulse(self.model)
-        self._live = None if self._pulse is None else self._pulse.kept()
-        self._shares: tuple[int, Tensor] | None = None  # of the moment asked for last
+        self.live = None if self._pulse is None else self._pulse.kept()
+        self._shares = SharesAt()
         if index is not None:
             check_choice("index", index, KINDS)
         self.index = None if index is None else ItemIndex(self._vectors_VE)
+
+    @property
+    def vectors_VE(self) -> Tensor:
+        """Unit vectors of all items, float32 [V + 1, E]; row 0 is padding."""
+        return self._vectors_VE
 
     @classmethod
     def from_pretrained(
@@ -170,9 +180,9 @@ class Recommender:
         moments = np.array(moments_per_user(t_now, table.users), np.int64)
         lists = [known_items(self.catalogue, x, name) for x, name in ((allow, "allow"), (deny, "deny"))]
         histories = self._histories(table, unknown_items == "drop", on_unknown == COUNTS)
-        _check_values(histories, moments)
+        check_values(histories, moments)
         if not allow_past:
-            _refuse_past(table.users, histories, moments)
+            refuse_past(table.users, histories, moments)
         ranking = self._rank(histories, moments, k, filter_seen, within, *lists)
         items = self.catalogue.originals(ranking.items)
         names = self.catalogue.names(ranking.items)
@@ -187,7 +197,7 @@ class Recommender:
         events: as for `recommend`. Returns how many were counted: items that the model does not know are not, nor is
         anything by a model without a pulse.
         """
-        if self._live is None:
+        if self.live is None:
             return 0
         table = read_events(events, self.catalogue.is_text)
         dense = self.catalogue.dense(table.items)
@@ -196,8 +206,7 @@ class Recommender:
         if not len(items):
             return 0
         check_time_values(times)
-        self._live.add(items, times)
-        self._shares = None
+        self.live.add(items, times)
         return len(items)
 
     def rank(
@@ -221,10 +230,40 @@ class Recommender:
                 f"t_now must have one moment for each of {len(histories.offsets) - 1:,} histories, got shape "
                 f"{np.shape(t_now)}; repeat a moment that is the same for all"
             )
-        if len(t_now) == 0 or np.diff(histories.offsets).min() < 1:
-            raise ValueError("there must be a history, and an event in each; leave users without events out")
-        _check_values(histories, t_now)
+        check_filled(histories)
+        check_values(histories, t_now)
         return self._rank(histories, t_now, k, filter_seen, within, allow, deny)
+
+    def remember(self, histories: Histories) -> Memory:
+        """The last `max_len` events of each history, encoded once: for `rank_moments`, and to be continued."""
+        check_values(histories, None)
+        check_filled(histories)
+        items, times, offsets = (torch.from_numpy(x) for x in histories)
+        width = min(self.model.config.model.max_len, int(offsets.diff().max()))
+        history = last_events(items, times, offsets[:-1], offsets[1:], width)
+        return self.model.remember(*(x.to(self.device) for x in history))
+
+    def rank_moments(
+        self,
+        histories: Histories,
+        moments_BM: npt.NDArray[np.int64],
+        k: int = 10,
+        filter_seen: str = "none",
+        within: int = 0,
+        memory: Memory | None = None,
+    ) -> MomentRanking:
+        """The `k` best items of each history at each of its moments, as `rank` gives them for one moment each.
+
+        A history is encoded once for all its moments, unless the model has blocks that cannot remember.
+
+        moments_BM: Unix seconds; they may lie before the history's last event. within: as for `recommend`.
+        memory: of these histories, where the caller has kept it: from `remember`, continued by `Memory.append`.
+        """
+        refuse_fork(self.device)
+        check_values(histories, None)
+        check_filled(histories)
+        check_request(k, filter_seen, within)
+        return rank_moments(self, histories, moments_BM, min(k, len(self.catalogue)), filter_seen, within, memory)
 
     def _rank(
         self,
@@ -238,11 +277,7 @@ class Recommender:
     ) -> Ranking:
         """The best items of each history; one without events is answered from counts."""
         refuse_fork(self.device)
-        check_choice("filter_seen", filter_seen, FILTERS)
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a whole number from 1, got {k!r}")
-        if isinstance(within, bool) or not isinstance(within, int) or within < 0:
-            raise ValueError(f"within must be a whole number of seconds from 0, got {within!r}")
+        check_request(k, filter_seen, within)
         k, ranked_V = min(k, len(self.catalogue)), ranked_items(allow, deny, len(self.catalogue), self.device)
         lengths = np.diff(histories.offsets)
         asked, others = np.flatnonzero(lengths), np.flatnonzero(lengths == 0)
@@ -296,8 +331,7 @@ class Recommender:
         ranked_V: Tensor | None,
     ) -> Iterator[Ranking]:
         items, times, offsets = (torch.from_numpy(x) for x in histories)
-        most = users_at_a_time(self.model.num_items, USERS_AT_A_TIME) if self._pulse else USERS_AT_A_TIME
-        for rows in torch.arange(len(t_now)).split(most):
+        for rows in torch.arange(len(t_now)).split(self.rows_at_a_time):
             begins, ends = offsets[rows], offsets[rows + 1]
             width = min(self.model.config.model.max_len, int((ends - begins).max()))
             history = last_events(items, times, begins, ends, width)
@@ -324,9 +358,26 @@ class Recommender:
         """
         t_now_B = t_now_B.to(self.device)
         out_BE = self.model.encode_last(*(x.to(self.device) for x in (*history, t_now_B))).float()
+        return self.best_of(out_BE, whole, t_now_B, k, left_out, within)
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """How many pairs of a history and a moment are ranked together."""
+        return users_at_a_time(self.model.num_items, USERS_AT_A_TIME) if self._pulse else USERS_AT_A_TIME
+
+    def best_of(
+        self,
+        out_BE: Tensor,
+        whole: tuple[Tensor, Tensor, Tensor],
+        t_now_B: Tensor,
+        k: int,
+        left_out: LeftOut,
+        within: int,
+    ) -> TopK:
+        """The best items by the network's outputs, and by the pulse where there is one; `whole` as in `_best`."""
         check_finite(out_BE, "outputs")
         index = self.index if left_out.ranked_V is None else None
-        if self._pulse is None or self._live is None:
+        if self._pulse is None or self.live is None:
             if index is not None:
                 return index.top_k(out_BE, k, left_out.cells)
             return top_k(out_BE, self._vectors_VE, k, left_out)
@@ -341,27 +392,5 @@ class Recommender:
         return top_k_of(scores, len(t_now_B), num_items, self.device, k, left_out)
 
     def _shares_at(self, moments: Tensor) -> Iterator[Tensor]:
-        """Log shares at each moment; those of the last one are kept, for the next batch of a long list of users."""
-        assert self._live is not None
-        for moment in moments.tolist():
-            kept = self._shares
-            if kept is None or kept[0] != moment:
-                kept = self._shares = moment, self._live.log_shares(moment)
-            yield kept[1]
-
-
-def _check_values(histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
-    times, offsets, moments = (torch.from_numpy(x) for x in (histories.times, histories.offsets, t_now))
-    check_event_values(times, None, offsets, moments, allow_past=True)
-    check_order(times, None, offsets)
-
-
-def _refuse_past(users: list[int | str], histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
-    last = histories.times[histories.offsets[1:] - 1] if len(histories.times) else t_now
-    early = np.flatnonzero((t_now < last) & (np.diff(histories.offsets) > 0))
-    if len(early):
-        row = early[0]
-        raise ValueError(
-            f"t_now must not lie before a user's last event, got {t_now[row]} < {last[row]} for user {users[row]!r} "
-            f"({len(early):,} users in all); cut the events at t_now, or pass allow_past=True if looking back is meant"
-        )
+        assert self.live is not None
+        return self._shares(self.live, moments)

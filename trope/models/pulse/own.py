@@ -31,16 +31,31 @@ def own_items(
     items_N, times_N: whole histories, user b's are offsets[b] .. offsets[b+1]. half_lives: seconds, [K]; an item last
     chosen one half-life ago has the feature 1/2.
     """
-    lengths_B = offsets.diff()
     _, keys_C, place_N = _pairs(items_N, offsets, num_items)
-    rows_C = keys_C // (num_items + 1)
     counts_C = torch.bincount(place_N, minlength=len(keys_C)).float()
     last_C = torch.zeros_like(keys_C).scatter_reduce_(0, place_N, times_N, "amax", include_self=False)
+    rows_C, items_C = keys_C // (num_items + 1), keys_C % (num_items + 1)
+    return own_features(rows_C, items_C, counts_C, last_C, offsets.diff(), t_now_B, half_lives)
+
+
+def own_features(
+    rows_C: Tensor,
+    items_C: Tensor,
+    counts_C: Tensor,
+    last_C: Tensor,
+    lengths_B: Tensor,
+    t_now_B: Tensor,
+    half_lives: Tensor,
+) -> OwnItems:
+    """`own_items` of histories that are counted already.
+
+    counts_C: how often the user chose the item, float32. last_C: when last. lengths_B: of the whole histories.
+    """
     ages_C = (t_now_B[rows_C] - last_C).clamp(min=0).double()
     recent_CK = torch.exp2(-ages_C[:, None] / half_lives.double().to(ages_C.device)).float()
     shares_C = counts_C / lengths_B[rows_C]
     first = torch.stack((torch.ones_like(counts_C), counts_C.log(), shares_C.log()), dim=1)
-    return OwnItems(rows_C, keys_C % (num_items + 1), torch.cat((first, recent_CK), dim=1))
+    return OwnItems(rows_C, items_C, torch.cat((first, recent_CK), dim=1))
 
 
 def own_counts(

@@ -1,0 +1,94 @@
+"""Requests a second over HTTP: `trope serve`, and LitServe around `Recommender`, with the demo's model on two cores.
+
+    python benchmarks/serve_http.py --out results/serve_http.json      # needs litserve, which trope itself does not
+
+64 clients ask for known users, ten items each, and ask again when the answer is there. Both servers find the users'
+histories in the same dataset. `trope serve` has been asked for every user three times before, as a server that has been
+running for a while: it then remembers their histories, where the model can. LitServe batches up to 64 requests and
+ranks them with one `Recommender.rank`, at several batch timeouts and numbers of workers; the ratio is to the best of
+them. The load generator shares the cores with the server. On a machine with other work compare the CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+from serve_load import END, USERS, Server, free_port, load, make_run, serve
+
+from trope.environment import describe
+
+LITSERVE = Path(__file__).with_name("serve_litserve.py")
+TIMEOUTS, WORKERS = (0.0, 0.005, 0.02), (1, 2)
+
+
+def bodies(folder: Path, moment: int | None) -> Path:
+    """Questions for users drawn at random; the moment is now where None."""
+    users = np.random.default_rng(1).integers(1, USERS + 1, 20_000)
+    asked = {} if moment is None else {"moment": moment}
+    path = folder / f"bodies-{moment}.jsonl"
+    path.write_text("".join(json.dumps({"user_id": int(user), "k": 10, **asked}) + "\n" for user in users))
+    return path
+
+
+def warm_up(url: str) -> None:
+    """Ask for every user three times, in lists."""
+    for _ in range(3):
+        for first in range(1, USERS + 1, 256):
+            asked = [{"user_id": user, "moment": END + 86_400} for user in range(first, min(first + 256, USERS + 1))]
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(f"{url}/recommend", json.dumps(asked).encode(), headers, method="POST")
+            urllib.request.urlopen(request, timeout=60).read()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "trope-serve-bench")
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--model", default="trope")
+    parser.add_argument("--skip-litserve", action="store_true")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    run, rows = make_run(given.folder, given.model), []
+    asked = bodies(given.folder, END + 86_400)
+
+    def measure(name: str, server: Server, path: str) -> None:
+        try:
+            if path == "/recommend":
+                warm_up(server.url)
+            before = server.cpu_seconds()
+            row = load(server.url, path, asked, given.clients, given.seconds)
+            # The load's warm-up second is in the server's time too.
+            each = (server.cpu_seconds() - before) / (row["rate"] * (given.seconds + 1))
+            rows.append({"server": name, **row, "cpu_ms": 1000 * each})
+        finally:
+            server.end()
+        row = rows[-1]
+        times = f"p50 {row['p50']:7.1f} ms  p99 {row['p99']:7.1f} ms  {row['cpu_ms']:.2f} ms of CPU each"
+        print(f"{name:36} {row['rate']:8,.0f} /s  {times}  {row['statuses']}", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        measure("trope serve", serve(run, "--quiet", "--store", f"{folder}/a"), "/recommend")
+        measure("trope serve, a log line each", serve(run, "--store", f"{folder}/b"), "/recommend")
+    for workers in () if given.skip_litserve else WORKERS:
+        for timeout in TIMEOUTS:
+            command = [sys.executable, str(LITSERVE), str(run), str(free_port()), str(timeout), str(workers)]
+            name = f"LitServe, {workers} workers, timeout {1000 * timeout:.0f} ms"
+            measure(name, Server(command, r"running on (http://\S+)"), "/predict")
+    ours = rows[0]["rate"]
+    theirs = max((row["rate"] for row in rows if row["server"].startswith("LitServe")), default=None)
+    if theirs:
+        print(f"trope serve answers {ours / theirs:.1f}x the requests of LitServe")
+    if given.out:
+        found = {"environment": describe(), "model": given.model, "rows": rows}
+        given.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The command `trope serve`: a run behind HTTP."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    run: Annotated[str, typer.Argument(help="A run made by `trope train`, or hf://owner/name.")],
+    data: Annotated[
+        Path | None, typer.Option(help="The dataset with the users' histories; else the run's own.")
+    ] = None,
+    store: Annotated[str | None, typer.Option(help="Where events are kept: a file, or redis://….")] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; another than loopback needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 takes a free one.")] = 8000,
+    api_key_file: Annotated[Path | None, typer.Option(help="A file with API keys, one a line.")] = None,
+    no_key: Annotated[bool, typer.Option("--no-key", help="Let everybody in who can reach this address.")] = False,
+    rate: Annotated[float | None, typer.Option(min=0, help="Requests a second for each client; 0: no limit.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Serve a new model as soon as it is in RUN.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", help="Log failures only, not every request.")] = False,
+) -> None:
+    """Answer recommendations over HTTP, from a run's model and the events that come in.
+
+    An event is acknowledged when it is on disk, and every later answer knows it. See docs/serving.md.
+    """
+    import torch
+    import uvicorn
+
+    from trope.server.app import Options, make_app
+    from trope.server.limits import Limits
+    from trope.server.logs import Log
+    from trope.server.open_store import open_store
+    from trope.server.served import Served
+
+    keys, is_local = _keys(api_key_file), _is_loopback(host)
+    if not is_local and not keys and not no_key:
+        raise ValueError(
+            f"--host {host} can be reached from other machines; give --api-key-file, or say --no-key if that is meant"
+        )
+    # One core is for HTTP. Small models gain nothing from more threads than there are cores left.
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
+    # The worker gives the interpreter up at every operation of torch, and would get it back after 5 ms each time.
+    sys.setswitchinterval(0.0005)
+    limits, log = Limits(), Log(requests=not quiet)
+    listening = _listen(host, port)
+    events = open_store(_store_of(run, store))
+    served = Served.open(run, data, events, limits.history, device)
+    options = Options(
+        data=data, device=device, keys=keys, rate=(0.0 if is_local else 200.0) if rate is None else rate,
+        hosts=("127.0.0.1", "localhost", "[::1]", host.lower()) if is_local and not keys else (),
+        watch=Path(run) if watch else None, limits=limits,
+    )  # fmt: skip
+    settings = uvicorn.Config(
+        make_app(served, events, options, log), log_config=None, access_log=False, server_header=False,
+        timeout_graceful_shutdown=30, timeout_keep_alive=30, ws="none",
+    )  # fmt: skip
+    address, found_port = listening.getsockname()[:2]
+    where = f"http://{f'[{address}]' if ':' in address else address}:{found_port}"
+    users = 0 if served.known is None else len(served.known)
+    log.say("serving", address=where, model=served.version, users=users, store=events.describe())
+    typer.echo(f"trope: serving {served.version} at {where}", err=True)
+    uvicorn.Server(settings).run(sockets=[listening])
+
+
+def _keys(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    if not keys or min(map(len, keys)) < 16:
+        raise ValueError(f"{path} must hold API keys of at least 16 characters, one a line")
+    return keys
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _store_of(run: str, store: str | None) -> str | Path:
+    from trope.models.pretrained import HUB
+    from trope.runs import SERVED_EVENTS
+
+    if store is not None:
+        return store
+    if run.startswith(HUB):
+        raise ValueError("a model of the hub has no folder for events; say where to keep them with --store")
+    if not Path(run).is_dir():
+        raise FileNotFoundError(f"there is no folder {run}; give a run made by `trope train`")
+    return Path(run) / SERVED_EVENTS
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket, before the model is loaded: a port that is taken is said at once, in one line."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+        ) from None
+    return listening

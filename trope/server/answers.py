@@ -1,0 +1,267 @@
+"""Questions to answers: who is answered by the model, who from live counts, and how an answer is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from trope.evaluate.live import users_at_a_time
+from trope.evaluate.ranking import Cells
+from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
+from trope.serve.recommender import long_after
+from trope.server.encoder import Cut, Rows
+from trope.server.people import Person
+from trope.server.popularity import log_share
+from trope.server.schema import ItemId, Question
+from trope.server.scoring import PARTS, Scores, best_by_counts
+from trope.server.served import Served
+
+MODEL, COUNTS = "model", "counts"
+_DIGITS = 6
+
+
+@dataclass(slots=True)
+class Row:
+    """One list to make: a question at one of its moments. `cut` is None where only counts can answer."""
+
+    question: Question
+    moment: int
+    person: Person
+    cut: Cut | None
+    items: list[int] = field(default_factory=list)  # dense, best first
+    scores: list[float] = field(default_factory=list)
+    parts: list[list[float]] = field(default_factory=list)  # with `explain`
+    new: list[tuple[ItemId, float]] = field(default_factory=list)  # items the model does not know, with `new_items`
+
+
+def answer(served: Served, questions: Sequence[Question]) -> list[dict[str, Any]]:
+    """One answer for each question; the whole batch is encoded together."""
+    users = [question.user for question in questions if question.user is not None]
+    persons = iter(served.people.get(users))
+    rows: list[list[Row]] = []
+    for question in questions:
+        person = next(persons) if question.history is None else served.people.of(question.history)
+        rows.append([_row(question, moment, person) for moment in question.moments])
+    flat = [row for group in rows for row in group]
+    most = users_at_a_time(served.recommender.model.num_items, USERS_AT_A_TIME)
+    for part in _parts([row for row in flat if row.cut is not None], most):
+        _by_model(served, part)
+    for part in _parts([row for row in flat if row.cut is None], most):
+        _by_counts(served, part)
+    return [_write(served, question, group) for question, group in zip(questions, rows, strict=True)]
+
+
+def curve(served: Served, item: ItemId, user: str | None, moments: list[int]) -> dict[str, Any]:
+    """An item's score at each moment: for a user, or by everybody's counts."""
+    dense = int(served.catalogue.dense([item])[0])
+    about: dict[str, Any] = {"item_id": item, "name": None, "user_id": user, "model": served.version}
+    if not dense:
+        said = [log_share(served.new_items.count(item, t), float(served.popularity.yardstick(t)[0])) for t in moments]
+        note = "the model does not know this item: its log share of everybody's counts"
+        return {**about, "from": COUNTS, "note": note, "moments": moments, "scores": _rounded(said)}
+    about["name"] = served.name(dense)
+    person = None if user is None else served.people.get([user])[0]
+    cuts = [] if person is None else [person.until(moment) for moment in moments]
+    if person is None or not all(cuts):
+        said = [float(served.popularity.at([moment])[0, dense]) for moment in moments]
+        why = None if user is None else _why_counts(served, person)
+        return {**about, "from": COUNTS, "note": why, "moments": moments, "scores": _rounded(said)}
+    rows = [Row(_ONE, moment, person, Cut(person, cut)) for moment, cut in zip(moments, cuts, strict=True)]
+    parts: list[list[float]] = []
+    for part in _parts(rows, users_at_a_time(served.recommender.model.num_items, USERS_AT_A_TIME)):
+        cells = Cells(torch.arange(len(part)), torch.full((len(part),), dense))
+        parts += Scores(served, _rows(part)).parts(_to(served, cells)).tolist()
+    return {
+        **about, "from": MODEL, "note": None, "moments": moments, "scores": _rounded([sum(row) for row in parts]),
+        "parts": {name: _rounded([row[place] for row in parts]) for place, name in enumerate(PARTS)},
+    }  # fmt: skip
+
+
+_ONE = Question(None, (), ())
+
+
+def _row(question: Question, moment: int, person: Person) -> Row:
+    until = moment if question.history_until is None else question.history_until
+    count = person.until(until)
+    return Row(question, moment, person, Cut(person, count) if count else None)
+
+
+def _parts(rows: list[Row], most: int) -> Iterator[list[Row]]:
+    return (rows[first : first + most] for first in range(0, len(rows), most))
+
+
+def _rows(rows: Sequence[Row]) -> Rows:
+    """The rows' distinct histories, and which belongs to which."""
+    places: dict[tuple[int, int], int] = {}
+    cuts: list[Cut] = []
+    cut_N = []
+    for row in rows:
+        assert row.cut is not None
+        key = (id(row.cut.person), row.cut.length)
+        if key not in places:
+            places[key] = len(cuts)
+            cuts.append(row.cut)
+        cut_N.append(places[key])
+    return Rows(cuts, cut_N, [row.moment for row in rows])
+
+
+def _by_model(served: Served, rows: list[Row]) -> None:
+    scores = Scores(served, _rows(rows))
+    left_out = [_left_out(served, row) for row in rows]
+    if any(row.question.allow is None for row in rows):
+        k = max(row.question.k for row in rows if row.question.allow is None)
+        found = scores.best(min(k, scores.num_items), _to(served, _cells(left_out)))
+        _take(rows, found.items_BK.tolist(), found.scores_BK.tolist())
+    for place, row in enumerate(rows):
+        if row.question.allow is not None:
+            items = _allowed(served, row, left_out[place])
+            cells = Cells(torch.full_like(items, place), items)
+            _take_best(row, items, scores.parts(_to(served, cells)).sum(1).cpu())
+    explained = [(place, row) for place, row in enumerate(rows) if row.question.explain and row.items]
+    if explained:
+        cells = _cells([row.items if row.question.explain else [] for row in rows])
+        parts = iter(scores.parts(_to(served, cells)).tolist())
+        for _, row in explained:
+            row.parts = [next(parts) for _ in row.items]
+
+
+def _by_counts(served: Served, rows: list[Row]) -> None:
+    left_out = [_left_out(served, row) for row in rows]
+    k = min(max(row.question.k for row in rows), served.recommender.model.num_items)
+    found = best_by_counts(served, [row.moment for row in rows], k, _to(served, _cells(left_out)))
+    _take(rows, found.items_BK.tolist(), found.scores_BK.tolist())
+    for row, out in zip(rows, left_out, strict=True):
+        everybody_V = None
+        if row.question.new_items:
+            everybody_V = served.popularity.yardstick(row.moment)
+        elif row.question.allow is not None:
+            everybody_V = served.popularity.at([row.moment])[0]
+        if everybody_V is None:
+            continue
+        items = _allowed(served, row, out) if row.question.allow is not None else _but(served, out)
+        _take_best(row, items, everybody_V.cpu()[items])
+        if row.question.new_items:
+            _add_new(served, row, float(everybody_V[0]))
+
+
+def _add_new(served: Served, row: Row, of_none: float) -> None:
+    """Items that the model does not know among the others, by the same yardstick."""
+    question = row.question
+    unwanted = set(question.deny)
+    allowed = None if question.allow is None else set(question.allow)
+    found = served.new_items.best(row.moment, question.k + len(unwanted)) if allowed is None else [
+        (item, served.new_items.count(item, row.moment)) for item in allowed if not served.catalogue.dense([item])[0]
+    ]  # fmt: skip
+    new = [(item, log_share(count, of_none)) for item, count in found if item not in unwanted and count > 0]
+    row.new = sorted(new, key=lambda pair: -pair[1])
+
+
+def _left_out(served: Served, row: Row) -> list[int]:
+    """Dense items that are not listed."""
+    question, found = row.question, []
+    if question.filter_seen != "none" and row.cut is not None:
+        first = row.cut.length - served.recommender.model.config.model.max_len
+        found = row.person.items[max(0, first) if question.filter_seen == "window" else 0 : row.cut.length].tolist()
+    if question.deny:
+        dense = served.catalogue.dense(list(question.deny))
+        found += dense[dense > 0].tolist()
+    return found
+
+
+def _allowed(served: Served, row: Row, left_out: list[int]) -> torch.Tensor:
+    assert row.question.allow is not None
+    dense = np.unique(served.catalogue.dense(list(row.question.allow)))
+    dense = dense[dense > 0]
+    return torch.from_numpy(dense[~np.isin(dense, left_out)] if left_out else dense)
+
+
+def _but(served: Served, left_out: list[int]) -> torch.Tensor:
+    every = np.arange(1, served.recommender.model.num_items + 1)
+    return torch.from_numpy(every[~np.isin(every, left_out)] if left_out else every)
+
+
+def _cells(items: list[list[int]]) -> Cells:
+    """Cells of a list of items for each row."""
+    flat = [item for row in items for item in row]
+    rows = np.repeat(np.arange(len(items)), [len(row) for row in items])
+    return Cells(torch.from_numpy(rows), torch.tensor(flat, dtype=torch.int64))
+
+
+def _to(served: Served, cells: Cells) -> Cells:
+    device = served.recommender.device
+    return Cells(cells.rows.to(device), cells.items.to(device))
+
+
+def _take(rows: list[Row], items: list[list[int]], scores: list[list[float]]) -> None:
+    for row, found, scored in zip(rows, items, scores, strict=True):
+        if row.question.allow is None:
+            row.items = [item for item in found[: row.question.k] if item]  # 0 where fewer are left
+            row.scores = scored[: len(row.items)]
+
+
+def _take_best(row: Row, items: torch.Tensor, scores: torch.Tensor) -> None:
+    """The best of some items, which are in order of id; equal scores keep that order."""
+    order = torch.argsort(-scores, stable=True)[: row.question.k]
+    row.items, row.scores = items[order].tolist(), scores[order].tolist()
+
+
+def _write(served: Served, question: Question, rows: list[Row]) -> dict[str, Any]:
+    said: dict[str, Any] = {"user_id": question.user, "model": served.version}
+    lists = [
+        {"moment": row.moment, "from": COUNTS if row.cut is None else MODEL, "items": _listed(served, row)}
+        for row in rows
+    ]
+    if question.is_sweep:
+        said["moments"] = lists
+    else:
+        said |= lists[0]
+    said["note"] = _note(served, question, rows)
+    return said
+
+
+def _listed(served: Served, row: Row) -> list[dict[str, Any]]:
+    originals, has_names = served.originals, served.catalogue.item_names is not None
+    found: list[dict[str, Any]] = []
+    for rank, (item, score) in enumerate(zip(row.items, row.scores, strict=True), start=1):
+        entry: dict[str, Any] = {"item_id": originals[item - 1], "score": round(score, _DIGITS), "rank": rank}
+        if has_names:
+            entry["name"] = served.name(item)
+        if row.question.explain:
+            parts = row.parts[rank - 1] if row.parts else [0.0, 0.0, score, 0.0]
+            entry["why"] = dict(zip(PARTS, _rounded(parts), strict=True))
+        found.append(entry)
+    if row.new:
+        found += [{"item_id": item, "score": round(score, _DIGITS), "is_new": True} for item, score in row.new]
+        found = sorted(found, key=lambda entry: -entry["score"])[: row.question.k]
+        for rank, entry in enumerate(found, start=1):
+            entry["rank"] = rank
+    return found
+
+
+def _note(served: Served, question: Question, rows: list[Row]) -> str | None:
+    notes = []
+    if any(row.cut is None for row in rows):
+        notes.append(_why_counts(served, rows[0].person))
+    elif served.popularity.pulse is None:
+        late = long_after(served.recommender.model.time_span, max(row.moment for row in rows))
+        notes += [] if late is None else [late]
+    if question.allow is not None and not question.new_items:
+        unknown = int((served.catalogue.dense(list(question.allow)) == 0).sum())
+        notes += [f"{unknown:,} items of allow are not among the model's"] if unknown else []
+    return "; ".join(notes) or None
+
+
+def _why_counts(served: Served, person: Person | None) -> str:
+    known = person is not None and person.is_known
+    said = "no event until this moment with an item that the model knows" if known else "the user is unknown"
+    if served.popularity.is_empty:
+        return f"{said}, and nothing has been counted yet: items in order of their id"
+    return f"{said}: answered from what everybody chooses now"
+
+
+def _rounded(values: list[float]) -> list[float]:
+    return [round(value, _DIGITS) for value in values]

@@ -1,0 +1,132 @@
+"""Each user's history: the dataset's events and those stored since, in order of time."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trope.data.catalogue import Catalogue
+from trope.server.dataset import KnownUsers
+from trope.server.schema import ItemId
+from trope.server.store import Past, Store, Stored
+
+Ints = npt.NDArray[np.int64]
+
+
+class Own(NamedTuple):
+    """Distinct items of a history in order of id, how often each was chosen, and when last."""
+
+    items: Ints
+    counts: Ints
+    last: Ints
+
+
+@dataclass(slots=True, eq=False)
+class Person:
+    """A history: dense items and times, in order of time; position: of the last stored event that is in it."""
+
+    items: Ints
+    times: Ints
+    position: int = 0
+    is_known: bool = False  # whether there was any event at all, also with items that the model does not know
+    is_kept: bool = True  # False for a history that came with a request, and goes with it
+    _own: Own | None = field(default=None, repr=False)
+
+    def own(self, length: int) -> Own:
+        """The distinct items of the first `length` events; those of the whole history are kept."""
+        if length == len(self.items) and self._own is not None:
+            return self._own
+        # In reverse, the first place of an item is that of its last event.
+        items, places, counts = np.unique(self.items[:length][::-1], return_index=True, return_counts=True)
+        found = Own(items, counts, self.times[length - 1 - places])
+        if length == len(self.items):
+            self._own = found
+        return found
+
+    def until(self, moment: int) -> int:
+        """How many events happened up to a moment; one of this very second has happened."""
+        return int(np.searchsorted(self.times, moment, side="right"))
+
+
+class People:
+    """Histories of users, the most recently asked ones in memory. Used by one thread.
+
+    Args:
+        store: of the events that came in.
+        catalogue: of the model.
+        known: the dataset's users, where there is a dataset.
+        most: events of a history; the last ones are kept.
+        cached: users in memory.
+    """
+
+    def __init__(
+        self, store: Store, catalogue: Catalogue, known: KnownUsers | None, most: int, cached: int = 20_000
+    ) -> None:
+        self.store, self.catalogue, self.known, self.most, self.cached = store, catalogue, known, most, cached
+        self._cache: OrderedDict[str, Person] = OrderedDict()
+
+    def get(self, users: Sequence[str]) -> list[Person]:
+        """The histories of some users; an unknown user's is empty."""
+        missing = [user for user in dict.fromkeys(users) if user not in self._cache]
+        if missing:
+            for user, stored in zip(missing, self.store.histories(missing, self.most), strict=True):
+                self._cache[user] = self._load(user, stored)
+        found = [self._cache[user] for user in users]
+        for user in users:
+            self._cache.move_to_end(user)
+        while len(self._cache) > self.cached:
+            self._cache.popitem(last=False)
+        return found
+
+    def of(self, history: Sequence[tuple[ItemId, int]]) -> Person:
+        """A history that came with a request; items that the model does not know are left out."""
+        items = self.catalogue.dense([item for item, _ in history])
+        times = np.fromiter((time for _, time in history), np.int64, len(history))
+        return Person(items[items > 0], times[items > 0], is_known=bool(history), is_kept=False)
+
+    def add(self, event: Stored) -> Person | None:
+        """Take a new event into its user's history, if that is in memory and has not got it yet.
+
+        Returns the person that was replaced: what is remembered of a history belongs to the object.
+        """
+        person = self._cache.get(event.user)
+        if person is None or event.position <= person.position:
+            return None
+        self._cache[event.user] = self._joined(person, [Past(event.position, event.item, event.time)])
+        return person
+
+    def _load(self, user: str, stored: list[Past]) -> Person:
+        items, times = (np.empty(0, np.int64),) * 2 if self.known is None else self.known.history(user, self.most)
+        person = Person(items, times, is_known=len(items) > 0)
+        return self._joined(person, _not_among(stored, items, times, self.catalogue)) if stored else person
+
+    def _joined(self, person: Person, new: Sequence[Past]) -> Person:
+        """The history with new events behind those of the same time."""
+        items = self.catalogue.dense([event.item for event in new])
+        times = np.fromiter((event.time for event in new), np.int64, len(new))
+        times, items = times[items > 0], items[items > 0]
+        position = max((event.position for event in new), default=person.position)
+        times, items = np.concatenate((person.times, times)), np.concatenate((person.items, items))
+        if len(times) > 1 and (np.diff(times) < 0).any():
+            order = np.argsort(times, kind="stable")
+            times, items = times[order], items[order]
+        return Person(items[-self.most :], times[-self.most :], position, is_known=True)
+
+
+def _not_among(stored: list[Past], items: Ints, times: Ints, catalogue: Catalogue) -> list[Past]:
+    """Stored events that the dataset does not hold: a model that learned them brings them along in its dataset."""
+    if not len(times) or min(event.time for event in stored) > times[-1]:
+        return stored
+    there = Counter(zip(items.tolist(), times.tolist(), strict=True))
+    left = []
+    for event, item in zip(stored, catalogue.dense([event.item for event in stored]).tolist(), strict=True):
+        if there[item, event.time] > 0:
+            there[item, event.time] -= 1
+        else:
+            left.append(event)
+    return left
