@@ -94,8 +94,8 @@ def _write_all(
         lists = f"{recommender.index.searched:,} of {recommender.index.lists:,} lists searched"
         typer.secho(f"trope: index of {data.num_items:,} items, {lists}: recall@{k} {found:.4f} against exact "
                     f"ranking, over {users:,} users", err=True)  # fmt: skip
-        if data.num_items < WORTH_IT:
-            typer.secho(f"trope: exact ranking, the default, is quick below {WORTH_IT:,} items", err=True)
+        if data.num_items < WORTH_IT or recommender.index.searched > recommender.index.lists // 8:
+            typer.secho("trope: exact ranking, the default, may be as quick here; leave --index out", err=True)
     skipped = 0
     total = data.num_users * len(moments)
     with answer_file(out, ids, recommender.catalogue) as file, tqdm(total=total, unit=" users", disable=None) as bar:
