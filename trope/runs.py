@@ -2,7 +2,7 @@
 
     config.toml          the resolved config
     env.json             machine, versions, commit
-    catalogue/           the items' original ids and names, for serving; see `trope.data.catalogue`
+    catalogue/           the items' original ids, names and counts, for serving; see `trope.data.catalogue`
     data.json            which dataset: path, checksum, protocol, counts
     log.jsonl            one line every so many steps, one an epoch
     tensorboard/         the same numbers, where TensorBoard is installed

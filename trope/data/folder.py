@@ -39,8 +39,10 @@ IDS = ("user_ids", "item_ids", "item_names", "basket_ids")
 _RISING = ("user_ids",)  # so that `Ids.find` can bisect; an extended dataset has its new items behind the others
 # Integer ids are one array; text ids are their UTF-8 bytes and where each one ends.
 _ID_PARTS: dict[str, np.dtype[Any]] = {"": np.dtype(np.int64), ".text": np.dtype(np.uint8), ".ends": np.dtype(np.int64)}
+ITEM_COUNTS = "item_counts"  # in a run's catalogue alone: how often each item was chosen in training
 ALL_ARRAYS: dict[str, np.dtype[Any]] = {
     **ARRAYS,
+    ITEM_COUNTS: np.dtype(np.int64),
     **{f"{ids}{part}": dtype for ids in IDS for part, dtype in _ID_PARTS.items()},
 }
 _DIMENSIONS = {"splits": 2}  # all others have one
@@ -156,6 +158,12 @@ class Ids:
             return int(self._values[index])
         start = int(self._ends[index - 1]) if index else 0
         return bytes(self._values[start : int(self._ends[index])]).decode()
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """The arrays under the names of their files, as `read_ids` reads them."""
+        if self._ends is None:
+            return {name: self._values}
+        return {f"{name}.text": self._values, f"{name}.ends": self._ends}
 
     def find(self, original: int | str) -> int | None:
         """The position of an original id, by bisection (users' ids are stored in rising order), or None.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from trope.data.engines.failure import explain
 from trope.data.engines.open import open_engine
 from trope.data.events import Events, clean
 from trope.data.folder import FORMAT
+from trope.data.item_names import ItemNames, read_names
 from trope.data.progress import StageReport, Stages
 from trope.data.protocols import Protocol
 from trope.data.sources.description import Lookup, Source
@@ -136,7 +138,8 @@ def _read(source: Source, options: Options, engine: Engine) -> tuple[int, Events
 def _check_apart(source: Source, out: Path) -> None:
     """Refuse a source inside `out`, which would be deleted with it, and an `out` inside the source's folder."""
     there = Path(os.path.realpath(out))
-    inputs = [*source.files, source.lookup.path if source.lookup else None, local_file(source.url)]
+    lookup = source.lookup.path if source.lookup else None
+    inputs = [*source.files, lookup, source.items_file, local_file(source.url)]
     for file in inputs:
         if file is not None and Path(os.path.realpath(file)).is_relative_to(there):
             raise ValueError(f"the source {file} lies inside --out {out}; choose another folder for --out")
@@ -148,6 +151,7 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     """Write every array into `folder`; returns `meta.json` without its checksum."""
     min_user = source.min_user if options.min_user is None else options.min_user
     min_item = source.min_item if options.min_item is None else options.min_item
+    given = None if source.items_file is None else read_names(source.items_file, source.columns.item)
     stages.begin("read and check")
     without_group, events, table, unwanted = _read(source, options, engine)
     core, before = k_core(table, min_user, min_item, options.once, engine, stages)
@@ -165,7 +169,7 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
         used = ", ".join(f"{name} {value}" for name, value in filters.items() if value)
         raise ValueError(f"no events of {source.name} are left after filtering with {used}; loosen one of them")
     after = Sizes(numbered.num_users, numbered.num_items, numbered.num_events)
-    entries = write_events(numbered, folder, events.ticks, source.names, stages)
+    entries = write_events(numbered, folder, events.ticks, _names(source, given), stages)
     stages.begin("split")
     split = write_splits(folder, options.protocol, source.name)
     entries["splits"] = split.pop("entry")
@@ -179,6 +183,7 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
         "filters": filters,
         "counts": counts,
         **split,
+        **({"names": given.described(numbered.item_ids.to_pylist())} if given else {}),
         "bad_rows": asdict(events.bad),
         "dropped": {
             "rows": {
@@ -193,6 +198,14 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
         "arrays": entries,
         "made_by": {"trope": __version__, "engine": engine.label},
     }
+
+
+def _names(source: Source, given: ItemNames | None) -> Callable[[], Mapping[str, str]] | None:
+    """Names by original id: those of a file that was given, before the source's own."""
+    if given is None:
+        return source.names
+    own = source.names
+    return lambda: {**(own() if own is not None else {}), **given.by_id}
 
 
 def _regrouped(table: ir.Table, groups: ir.Table, lookup: Lookup) -> tuple[ir.Table, int]:

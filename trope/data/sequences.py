@@ -146,8 +146,11 @@ class Sequences:
         }
 
     def write_catalogue(self, folder: Path) -> None:
-        """Copy the items' original ids and names into `folder`, so that a run can be served without the dataset."""
-        write_catalogue(self.path, self.meta, folder)
+        """Copy the items' original ids and names into `folder`, so that a run can be served without the dataset.
+
+        How often each was chosen in training is written beside them.
+        """
+        write_catalogue(self.path, self.meta, folder, self._training_counts().cpu().numpy())
 
     def to(self, device: torch.device | str) -> Sequences:
         """The same data with every array on `device`."""
@@ -229,6 +232,15 @@ class Sequences:
     def baskets(self) -> torch.Tensor | None:
         """Basket number of each event, where the source has baskets."""
         return self._tensors.get("baskets")
+
+    def _training_counts(self) -> torch.Tensor:
+        """How often each item was chosen in training, int64 [V]; some users at a time, since a log may be large."""
+        counts = torch.zeros(self.num_items + 1, dtype=torch.int64, device=self.device)
+        for users in torch.arange(self.num_users, device=self.device).split(1 << 16):
+            begins = self.offsets[users]
+            places = flatten_ranges(begins, begins + self.train_end[users]).places_T
+            counts += torch.bincount(self.items[places].long(), minlength=self.num_items + 1)
+        return counts[1:]
 
     def ids(self, name: str) -> files.Ids | None:
         """Original `user_ids`, `item_ids` (position 0 is dense item 1), `item_names` or `basket_ids`, if stored."""

@@ -35,6 +35,8 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     for number, line in enumerate(_dropped(meta) or ["nothing"]):
         grid.add_row("" if number else "dropped", Text(printable(line)))
     grid.add_row("kept", ", ".join(numbers))
+    if "names" in meta:
+        grid.add_row("names", Text(printable(_named(meta))))
     grid.add_row("time", " to ".join(say_moment(moment) for moment in meta["time_span"]["all"]))
     grid.add_row("protocol", protocol["name"] + _holdout(protocol))
     grid.add_row("training", f"{counts['train_events']:,} events, until {say_moment(meta['time_span']['train'][1])}")
@@ -64,6 +66,14 @@ def _dropped(meta: dict[str, Any]) -> list[str]:
     }
     lost = {reason: count for reason, count in dropped["rows"].items() if count}
     return [f"{count:,} row{'s' if count > 1 else ''} {reasons[reason]}" for reason, count in lost.items()]
+
+
+def _named(meta: dict[str, Any]) -> str:
+    """How many items a file of names has named, and what of it was of no use."""
+    names = meta["names"]
+    said = f"{names['named']:,} of {meta['counts']['items']:,} items by {names['file']}"
+    unused = ((names["unknown"], "ids are not among the items"), (names["repeated"], "rows repeat an id"))
+    return "; ".join([said, *(f"{count:,} of its {what}" for count, what in unused if count)])
 
 
 def _moment(seconds: int | None) -> str:

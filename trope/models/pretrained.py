@@ -29,9 +29,13 @@ MOST_ITEMS = 2**31 - 1  # dense ids are int32
 HUB = "hf://"
 # What a model or a run folder consists of; a repository's other files are not fetched.
 PATTERNS = ("*.safetensors", "*.json", CARD, CONFIG, f"{BEST}/*", f"{CATALOGUE}/*")
-_REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\S+))?")
+REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\S+))?")
 _KINDS: dict[str, Any] = {"num_items": int, "time_span": list[int], "config": dict}
 _AGAIN = "copy the checkpoint again"
+_USE = (
+    "from trope import SequentialRecommender\n"
+    'model = SequentialRecommender.from_pretrained("this folder")  # on the hub: "hf://owner/name"\n'
+)
 
 
 class Model(Protocol):
@@ -69,13 +73,18 @@ class SavedConfig(NamedTuple):
 def save(model: Model, folder: Path) -> None:
     """Write weights, config and a model card; the folder appears, or is replaced, only when whole."""
     with atomic_folder(folder) as partial:
-        sha256 = write_tensors(_state(model), partial / WEIGHTS)
-        described = {
-            "format": FORMAT, "trope": __version__, "num_items": model.num_items,
-            "time_span": list(model.time_span), "config": to_dict(model.config), "files": {WEIGHTS: sha256},
-        }  # fmt: skip
-        write_json(partial / MODEL_CONFIG, seal(described))
-        (partial / CARD).write_text(_card(described), encoding="utf-8")
+        write(model, partial)
+
+
+def write(model: Model, folder: Path, use: str = _USE) -> None:
+    """Write weights, config and a model card into a folder that exists; use: Python lines for the card."""
+    sha256 = write_tensors(_state(model), folder / WEIGHTS)
+    described = {
+        "format": FORMAT, "trope": __version__, "num_items": model.num_items,
+        "time_span": list(model.time_span), "config": to_dict(model.config), "files": {WEIGHTS: sha256},
+    }  # fmt: skip
+    write_json(folder / MODEL_CONFIG, seal(described))
+    (folder / CARD).write_text(_card(described, use), encoding="utf-8")
 
 
 def read_config(folder: Path) -> SavedConfig:
@@ -150,7 +159,7 @@ def _from_hub(source: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    named = _REPOSITORY.fullmatch(source.removeprefix(HUB))
+    named = REPOSITORY.fullmatch(source.removeprefix(HUB))
     if named is None:
         raise ValueError(f"a repository on the hub is {HUB}owner/name or {HUB}owner/name@revision, got {source!r}")
     if named[2] is not None and revision not in (None, named[2]):
@@ -169,13 +178,12 @@ def _state(model: Model) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if name in first}
 
 
-def _card(described: dict[str, Any]) -> str:
+def _card(described: dict[str, Any], use: str) -> str:
     model, rotary = described["config"]["model"], described["config"]["rotary"]
     return (
         "---\nlibrary_name: trope\ntags: [recommendation, sequential-recommendation]\n---\n\n"
         f"# {model['block']} with {rotary['kind']} rotary encoding\n\n"
         f"A sequential recommender made with trope {described['trope']}: {described['num_items']:,} items, "
         f"{model['blocks']} blocks of width {model['width']}, histories of up to {model['max_len']} events.\n\n"
-        "```python\nfrom trope import SequentialRecommender\n"
-        'model = SequentialRecommender.from_pretrained("this folder")  # on the hub: "hf://owner/name"\n```\n'
+        f"```python\n{use}```\n"
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import narwhals.stable.v2 as nw
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from trope.times import Moment, parse_moment
 
 USER, ITEM, TIME = "user_id", "item_id", "timestamp"
-SCORE, RANK = "score", "rank"
+SCORE, RANK, NAME, SOURCE = "score", "rank", "name", "source"
 _MICROSECONDS = 1_000_000
 
 
@@ -93,17 +93,29 @@ def write_recommendations(
     items: list[int | str],
     scores: npt.NDArray[np.float32],
     ranks: npt.NDArray[np.int64],
+    more: Mapping[str, list[str]],
 ) -> Any:
-    """A DataFrame of the events' kind with user_id (typed as it came), item_id, score and rank.
+    """A DataFrame of the events' kind with user_id (typed as it came), item_id, score and rank, and `more` columns.
 
     rows: each recommendation's user as a place in `events.users`.
     """
     _, first_events = np.unique(events.rows, return_index=True)
     users = events.frame[USER][first_events[rows].tolist()]
     backend = events.frame.implementation
-    table = nw.from_dict({ITEM: items, SCORE: scores.tolist(), RANK: ranks.tolist()}, backend=backend)
+    table = nw.from_dict({ITEM: items, SCORE: scores.tolist(), RANK: ranks.tolist(), **more}, backend=backend)
     table = table.with_columns(users.alias(USER), nw.col(SCORE).cast(nw.Float32))
-    return table.select(USER, ITEM, SCORE, RANK).to_native()
+    return table.select(USER, ITEM, SCORE, RANK, *more).to_native()
+
+
+def refuse_unknown(events: Events, dense: npt.NDArray[np.int64], known: int) -> NoReturn:
+    """Refuse events with items that the model does not know; dense: [n] 0 for those, known: how many it knows."""
+    where = np.flatnonzero(dense == 0)
+    examples = list(dict.fromkeys(events.items[place] for place in where.tolist()))
+    shown = ", ".join(repr(item) for item in examples[:3]) + (", ..." if len(examples) > 3 else "")
+    raise ValueError(
+        f"events has {len(where):,} rows with {len(examples):,} items that are not among the model's {known:,}: "
+        f"{shown}; pass unknown_items='drop' to leave them out, or train on data that has them"
+    )
 
 
 def _check_items(items: nw.Series[Any], text: bool) -> None:

@@ -16,6 +16,7 @@ from trope.data.windows import flatten_ranges, last_events, seen_counts
 from trope.evaluate.ranking import Cells
 from trope.models.memory import Memory
 from trope.rotary.checks import check_time_values
+from trope.serve.lists import LeftOut
 
 if TYPE_CHECKING:
     from trope.serve.recommender import Histories, Recommender
@@ -55,14 +56,14 @@ def rank_moments(
             here = moments[users][:, places]
             begins_R, ends_R = (x.repeat_interleave(len(places)) for x in (begins, ends))
             seen = flatten_ranges(ends_R - seen_counts(ends_R - begins_R, max_len, filter_seen), ends_R)
-            left_out = Cells(seen.rows_T.to(recommender.device), items[seen.places_T].long().to(recommender.device))
+            cells = Cells(seen.rows_T.to(recommender.device), items[seen.places_T].long().to(recommender.device))
             events = flatten_ranges(begins_R, ends_R)
             whole = items[events.places_T], times[events.places_T], events.offsets_B
             t_now_R = here.flatten().to(recommender.device)
-            best = recommender.best_of(looked.at(here), whole, t_now_R, k, left_out, within)
-            cells = np.ix_(users.numpy(), places.numpy())
-            found_items[cells] = best.items_BK.view(*here.shape, k).cpu().numpy()
-            found_scores[cells] = best.scores_BK.view(*here.shape, k).cpu().numpy()
+            best = recommender.best_of(looked.at(here), whole, t_now_R, k, LeftOut(cells, None), within)
+            grid = np.ix_(users.numpy(), places.numpy())
+            found_items[grid] = best.items_BK.view(*here.shape, k).cpu().numpy()
+            found_scores[grid] = best.scores_BK.view(*here.shape, k).cpu().numpy()
     return MomentRanking(found_items, found_scores)
 
 

@@ -8,10 +8,9 @@ Shape letters: B batch, L positions, E width, V items, T jagged events, K recomm
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,7 @@ import torch
 from torch import Tensor
 
 from trope.data.catalogue import Catalogue
-from trope.data.sequences import Sequences
-from trope.data.windows import FILTERS, History, flatten_ranges, last_events, seen_counts
+from trope.data.windows import History, flatten_ranges, last_events, seen_counts
 from trope.environment import choose_device
 from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.live import live_scores, users_at_a_time
@@ -30,78 +28,30 @@ from trope.models.memory import Memory
 from trope.models.pretrained import find_folder
 from trope.models.pulse import own_items
 from trope.models.recommender import SequentialRecommender
-from trope.rotary.checks import check_choice, check_event_values, check_order, check_time_values
+from trope.rotary.checks import check_choice, check_time_values
 from trope.runs import BEST, CATALOGUE
-from trope.serve.frames import Events, column_per_user, moments_per_user, read_events, write_recommendations
+from trope.serve.checks import check_filled, check_request, check_values, refuse_past
+from trope.serve.counted import COUNTS, MODEL, CountScores, SharesAt
+from trope.serve.forks import note_threads, refuse_fork
+from trope.serve.frames import (
+    NAME,
+    SOURCE,
+    Events,
+    column_per_user,
+    moments_per_user,
+    read_events,
+    refuse_unknown,
+    write_recommendations,
+)
+from trope.serve.histories import Histories, Ranking, listed
+from trope.serve.index import KINDS, ItemIndex
+from trope.serve.lists import LeftOut, known_items, ranked_items
+from trope.serve.long_after import long_after
 from trope.serve.moments import MomentRanking, rank_moments
-from trope.times import DAY, Moment, say_minute, say_roughly
+from trope.serve.publish import push, save
+from trope.times import Moment
 
-LONG_SHARE, LONG_MOST = 0.1, 60 * DAY
-"""A moment is long after the training data past this share of their time span, or past 60 days if that is shorter:
-docs/results.md, "A stale model", measures what 60 days cost."""
-
-
-class Histories(NamedTuple):
-    """Events of several users, one user after the other: user b owns offsets[b] .. offsets[b+1], in order of time."""
-
-    items: npt.NDArray[np.int64]  # [T] dense ids
-    times: npt.NDArray[np.int64]  # [T] Unix seconds
-    offsets: npt.NDArray[np.int64]  # [B+1]
-
-    @classmethod
-    def of(cls, data: Sequences, users: Tensor, counts: Tensor) -> Histories:
-        """The first `counts` events of some users of a dataset; `data.count_before` counts them up to a moment."""
-        return cls(*(x.cpu().numpy() for x in data.whole_histories(users, counts)))
-
-
-class Ranking(NamedTuple):
-    """Recommendations of several users, one user after the other, each user's best first."""
-
-    rows: npt.NDArray[np.int64]  # whose, as a row of the histories
-    items: npt.NDArray[np.int64]  # dense ids
-    scores: npt.NDArray[np.float32]
-    ranks: npt.NDArray[np.int64]  # from 1
-
-
-class _Threads:
-    """Whether this process was forked from one that had used torch's threads, which do not survive a fork."""
-
-    used = lost = False
-
-    def note_use(self) -> None:
-        self.used = True
-
-    def note_fork(self) -> None:
-        self.lost = self.lost or self.used
-
-
-_threads = _Threads()
-if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_threads.note_fork)
-
-
-def _refuse_fork(device: torch.device) -> None:
-    """The first parallel operation of such a child would wait for threads that are not there."""
-    if _threads.lost and (device.type == "cuda" or torch.get_num_threads() > 1):
-        alone = "" if device.type == "cuda" else ", or call torch.set_num_threads(1) in the child"
-        raise ValueError(
-            "this process was forked from one with a Recommender: torch's threads do not survive a fork, and ranking "
-            f"would hang; start workers with spawn (multiprocessing.get_context('spawn')){alone}"
-        )
-
-
-def long_after(time_span: tuple[int, int], t_now: int) -> str | None:
-    """A note where `t_now` lies long after the training data (LONG_SHARE, LONG_MOST), else None.
-
-    time_span: first and last time of the training events.
-    """
-    first, last = time_span
-    if t_now - last <= min(LONG_SHARE * (last - first), LONG_MOST):
-        return None
-    return (
-        f"{say_minute(t_now)} lies {say_roughly(t_now - last)} after the last training event ({say_minute(last)}): the "
-        "model knows nothing of what became popular since; train again on newer events"
-    )
+__all__ = ["Histories", "Ranking", "Recommender", "long_after"]
 
 
 class Recommender:
@@ -111,18 +61,22 @@ class Recommender:
         model: the trained network.
         catalogue: original ids and names of its items.
         device: where to compute; auto takes a GPU where there is one.
+        index: `faiss` ranks candidates of an approximate index, for millions of items (`trope.serve.index`); None ranks
+            every item. Lists to allow or deny are always answered from every item.
 
     `live` has everybody's counts, for a model with a pulse. It may be replaced, to ask as if it were another day.
     """
 
-    def __init__(self, model: SequentialRecommender, catalogue: Catalogue, device: str = "auto") -> None:
+    def __init__(
+        self, model: SequentialRecommender, catalogue: Catalogue, device: str = "auto", index: str | None = None
+    ) -> None:
         if len(catalogue) != model.num_items:
             raise ValueError(
                 f"the catalogue has {len(catalogue):,} items, the model {model.num_items:,}; they are of different runs"
             )
         self.device = choose_device(device)
-        _refuse_fork(self.device)
-        _threads.note_use()
+        refuse_fork(self.device)
+        note_threads()
         self.model = model.to(self.device).eval()
         self.catalogue = catalogue
         with torch.inference_mode():
@@ -130,6 +84,10 @@ class Recommender:
         check_finite(self._vectors_VE, "item vectors")
         self._pulse = fitted_pulse(self.model)
         self.live = None if self._pulse is None else self._pulse.kept()
+        self._shares = SharesAt()
+        if index is not None:
+            check_choice("index", index, KINDS)
+        self.index = None if index is None else ItemIndex(self._vectors_VE)
 
     @property
     def vectors_VE(self) -> Tensor:
@@ -138,7 +96,12 @@ class Recommender:
 
     @classmethod
     def from_pretrained(
-        cls, source: str | Path, device: str = "auto", revision: str | None = None, verify: bool = True
+        cls,
+        source: str | Path,
+        device: str = "auto",
+        revision: str | None = None,
+        verify: bool = True,
+        index: str | None = None,
     ) -> Recommender:
         """Open a run made by `trope train`, or a folder with a model and its catalogue; nothing is unpickled.
 
@@ -148,7 +111,32 @@ class Recommender:
         folder = find_folder(source, revision)
         best = folder / BEST
         model = SequentialRecommender.from_pretrained(best if best.is_dir() else folder, verify=verify)
-        return cls(model, Catalogue.load(folder / CATALOGUE), device)
+        return cls(model, Catalogue.load(folder / CATALOGUE), device, index)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write model, catalogue and a model card, which `from_pretrained` reads; the folder appears when it is whole.
+
+        folder: a new one, an empty one, or one that this method made, which is replaced.
+        """
+        save(self.model, self.catalogue, Path(folder))
+
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        private: bool = True,
+        revision: str | None = None,
+        message: str = "Model and catalogue by trope",
+        token: str | None = None,
+    ) -> str:
+        """Upload what `save_pretrained` writes to the Hugging Face hub; returns the address of the commit.
+
+        repo: "owner/name", also as "hf://owner/name"; made if it does not exist. The catalogue goes along: everybody
+            who may read the repository sees the items' ids and names, and how often each was chosen.
+        private: whether a new repository is; an old one stays as it is. revision: a branch, the main one by default.
+        token: of the hub; without one that of `hf auth login`.
+        """
+        return push(self.model, self.catalogue, repo, private, revision, message, token)
 
     def recommend(
         self,
@@ -158,10 +146,15 @@ class Recommender:
         filter_seen: str = "none",
         *,
         unknown_items: str = "refuse",
+        on_unknown: str = "refuse",
         allow_past: bool = False,
         within: int = 0,
+        allow: Iterable[int | str] | None = None,
+        deny: Iterable[int | str] | None = None,
     ) -> Any:
         """The `k` best items of each user at `t_now`: a DataFrame of the events' kind (user_id, item_id, score, rank).
+
+        A column `name` follows where the catalogue has names, and with `on_unknown="counts"` a column `source`.
 
         Args:
             events: pandas or polars DataFrame or Arrow table with user_id, item_id and timestamp (whole Unix seconds,
@@ -171,22 +164,32 @@ class Recommender:
             k: recommendations per user; fewer where the catalogue has not that many left.
             filter_seen: leave out `none`, the items of the `window` looked at, or of the whole `history`.
             unknown_items: `refuse` events with items the model does not know, or `drop` them.
+            on_unknown: `refuse` users without an event with a known item, or answer them from `counts` of what
+                everybody chooses; unknown items are then dropped. The column `source` says who answered: model, counts.
             allow_past: accept a `t_now` before a user's last event.
             within: seconds from `t_now` that the answer is for; 0 asks for what is chosen then. Tells a difference only
                 with a pulse that a holdout's window has fitted.
+            allow, deny: item ids; only those of `allow` are ranked, and none of `deny`. Ids that the model does not
+                know are ignored; an `allow` without a known item is refused.
         """
         check_choice("unknown_items", unknown_items, ("refuse", "drop"))
+        check_choice("on_unknown", on_unknown, ("refuse", COUNTS))
         table = read_events(events, self.catalogue.is_text)
         if isinstance(t_now, str) and t_now in table.frame.columns:
             t_now = column_per_user(table, t_now)
         moments = np.array(moments_per_user(t_now, table.users), np.int64)
-        histories = self._histories(table, drop=unknown_items == "drop")
-        _check_values(histories, moments)
+        lists = [known_items(self.catalogue, x, name) for x, name in ((allow, "allow"), (deny, "deny"))]
+        histories = self._histories(table, unknown_items == "drop", on_unknown == COUNTS)
+        check_values(histories, moments)
         if not allow_past:
-            _refuse_past(table.users, histories, moments)
-        ranking = self._rank(histories, moments, k, filter_seen, within)
+            refuse_past(table.users, histories, moments)
+        ranking = self._rank(histories, moments, k, filter_seen, within, *lists)
         items = self.catalogue.originals(ranking.items)
-        return write_recommendations(table, ranking.rows, items, ranking.scores, ranking.ranks)
+        names = self.catalogue.names(ranking.items)
+        more: dict[str, list[str]] = {} if names is None else {NAME: names}
+        if on_unknown == COUNTS:
+            more[SOURCE] = np.where(np.diff(histories.offsets) > 0, MODEL, COUNTS)[ranking.rows].tolist()
+        return write_recommendations(table, ranking.rows, items, ranking.scores, ranking.ranks, more)
 
     def observe(self, events: Any) -> int:
         """Count new events of anybody, each once: a model with a pulse then knows what is popular now.
@@ -213,24 +216,28 @@ class Recommender:
         k: int = 10,
         filter_seen: str = "none",
         within: int = 0,
+        *,
+        allow: npt.ArrayLike | None = None,
+        deny: npt.ArrayLike | None = None,
     ) -> Ranking:
         """The `k` best items of each history, as arrays with dense ids.
 
         t_now: [B] Unix seconds, one for each history; it may lie before the history's last event. within: as for
-            `recommend`.
+            `recommend`. allow, deny: the same with dense ids; others than 1 .. V are refused.
         """
         if np.shape(t_now) != (len(histories.offsets) - 1,):
             raise ValueError(
                 f"t_now must have one moment for each of {len(histories.offsets) - 1:,} histories, got shape "
                 f"{np.shape(t_now)}; repeat a moment that is the same for all"
             )
-        _check_values(histories, t_now)
-        return self._rank(histories, t_now, k, filter_seen, within)
+        check_filled(histories)
+        check_values(histories, t_now)
+        return self._rank(histories, t_now, k, filter_seen, within, allow, deny)
 
     def remember(self, histories: Histories) -> Memory:
         """The last `max_len` events of each history, encoded once: for `rank_moments`, and to be continued."""
-        _check_values(histories, None)
-        _check_request(histories, 1, "none")
+        check_values(histories, None)
+        check_filled(histories)
         items, times, offsets = (torch.from_numpy(x) for x in histories)
         width = min(self.model.config.model.max_len, int(offsets.diff().max()))
         history = last_events(items, times, offsets[:-1], offsets[1:], width)
@@ -252,37 +259,76 @@ class Recommender:
         moments_BM: Unix seconds; they may lie before the history's last event. within: as for `recommend`.
         memory: of these histories, where the caller has kept it: from `remember`, continued by `Memory.append`.
         """
-        _refuse_fork(self.device)
-        _check_values(histories, None)
-        _check_request(histories, k, filter_seen, within)
+        refuse_fork(self.device)
+        check_values(histories, None)
+        check_filled(histories)
+        check_request(k, filter_seen, within)
         return rank_moments(self, histories, moments_BM, min(k, len(self.catalogue)), filter_seen, within, memory)
 
     def _rank(
-        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str, within: int
+        self,
+        histories: Histories,
+        t_now: npt.NDArray[np.int64],
+        k: int,
+        filter_seen: str,
+        within: int,
+        allow: npt.ArrayLike | None,
+        deny: npt.ArrayLike | None,
     ) -> Ranking:
-        _refuse_fork(self.device)
-        _check_request(histories, k, filter_seen, within)
-        parts = list(self._rank_batches(histories, t_now, min(k, len(self.catalogue)), filter_seen, within))
-        return Ranking(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        """The best items of each history; one without events is answered from counts."""
+        refuse_fork(self.device)
+        check_request(k, filter_seen, within)
+        k, ranked_V = min(k, len(self.catalogue)), ranked_items(allow, deny, len(self.catalogue), self.device)
+        lengths = np.diff(histories.offsets)
+        asked, others = np.flatnonzero(lengths), np.flatnonzero(lengths == 0)
+        own = histories._replace(offsets=np.append(histories.offsets[:-1][asked], histories.offsets[-1]))
+        parts = []
+        if len(asked):
+            batches = self._rank_batches(own, t_now[asked], k, filter_seen, within, ranked_V)
+            parts = [part._replace(rows=asked[part.rows]) for part in batches]
+        if len(others):
+            part = self._rank_by_counts(t_now[others], k, within, ranked_V)
+            parts.append(part._replace(rows=others[part.rows]))
+        rows, *columns = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        order = np.argsort(rows, kind="stable")
+        return Ranking(rows[order], *(x[order] for x in columns))
 
-    def _histories(self, events: Events, drop: bool) -> Histories:
-        """Each user's known events in order of time; equal times keep the table's order."""
+    @torch.inference_mode()
+    def _rank_by_counts(self, t_now: npt.NDArray[np.int64], k: int, within: int, ranked_V: Tensor | None) -> Ranking:
+        horizon = 0.0 if self._pulse is None else self._pulse.horizon(within)
+        scores = CountScores(self._pulse, self._shares_at, self.catalogue)
+        return listed(scores.best(t_now, k, ranked_V, horizon, self.device), np.arange(len(t_now)))
+
+    def _histories(self, events: Events, drop: bool, keep_empty: bool) -> Histories:
+        """Each user's known events in order of time; equal times keep the table's order.
+
+        keep_empty: whether a user may have none; unknown items are then dropped.
+        """
         dense = self.catalogue.dense(events.items)
         order = np.lexsort((events.ticks, events.rows))
         if (dense == 0).any():
-            if not drop:
-                raise ValueError(_unknown(events, dense, len(self.catalogue)))
+            if not (drop or keep_empty):
+                refuse_unknown(events, dense, len(self.catalogue))
             order = order[dense[order] > 0]
         counts = np.bincount(events.rows[order], minlength=len(events.users))
-        if counts.min() == 0:
+        if counts.min() == 0 and not keep_empty:
             lost = events.users[int(counts.argmin())]
-            raise ValueError(f"user {lost!r} has no event with a known item; leave such users out of events")
+            raise ValueError(
+                f"user {lost!r} has no event with a known item; leave such users out of events, or pass "
+                "on_unknown='counts'"
+            )
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return Histories(dense[order], events.times[order], offsets)
 
     @torch.inference_mode()
     def _rank_batches(
-        self, histories: Histories, t_now: npt.NDArray[np.int64], k: int, filter_seen: str, within: int
+        self,
+        histories: Histories,
+        t_now: npt.NDArray[np.int64],
+        k: int,
+        filter_seen: str,
+        within: int,
+        ranked_V: Tensor | None,
     ) -> Iterator[Ranking]:
         items, times, offsets = (torch.from_numpy(x) for x in histories)
         for rows in torch.arange(len(t_now)).split(self.rows_at_a_time):
@@ -290,13 +336,12 @@ class Recommender:
             width = min(self.model.config.model.max_len, int((ends - begins).max()))
             history = last_events(items, times, begins, ends, width)
             seen = flatten_ranges(ends - seen_counts(ends - begins, width, filter_seen), ends)
-            left_out = Cells(seen.rows_T.to(self.device), items[seen.places_T].long().to(self.device))
+            cells = Cells(seen.rows_T.to(self.device), items[seen.places_T].long().to(self.device))
+            left_out = LeftOut(cells, ranked_V)
             all_events = flatten_ranges(begins, ends)
             whole = items[all_events.places_T], times[all_events.places_T], all_events.offsets_B
             found = self._best(history, whole, torch.from_numpy(t_now[rows.numpy()]), k, left_out, within)
-            chosen, scores = found.items_BK.cpu().numpy(), found.scores_BK.cpu().numpy()
-            kept, places = np.nonzero(chosen)
-            yield Ranking(rows.numpy()[kept], chosen[kept, places], scores[kept, places], places + 1)
+            yield listed(found, rows.numpy())
 
     def _best(
         self,
@@ -304,7 +349,7 @@ class Recommender:
         whole: tuple[Tensor, Tensor, Tensor],
         t_now_B: Tensor,
         k: int,
-        left_out: Cells,
+        left_out: LeftOut,
         within: int,
     ) -> TopK:
         """The best items of one batch of histories, which are moved to the model's device.
@@ -326,59 +371,26 @@ class Recommender:
         whole: tuple[Tensor, Tensor, Tensor],
         t_now_B: Tensor,
         k: int,
-        left_out: Cells,
+        left_out: LeftOut,
         within: int,
     ) -> TopK:
         """The best items by the network's outputs, and by the pulse where there is one; `whole` as in `_best`."""
         check_finite(out_BE, "outputs")
+        index = self.index if left_out.ranked_V is None else None
         if self._pulse is None or self.live is None:
+            if index is not None:
+                return index.top_k(out_BE, k, left_out.cells)
             return top_k(out_BE, self._vectors_VE, k, left_out)
         items, times, offsets = (x.to(self.device) for x in whole)
-        num_items, live = self.model.num_items, self.live
+        num_items = self.model.num_items
         own = own_items(items, times, offsets, t_now_B, self._pulse.half_lives, num_items)
         horizon = self._pulse.horizon(within)
         scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B, horizon)
-
-        def shares_at(moments: Tensor) -> Iterator[Tensor]:
-            return (live.log_shares(t) for t in moments.tolist())
-
-        scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, shares_at, horizon)
+        if index is not None:
+            return index.top_k_live(self._pulse, scaled_BE, own, t_now_B, self._shares_at, horizon, k, left_out.cells)
+        scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, self._shares_at, horizon)
         return top_k_of(scores, len(t_now_B), num_items, self.device, k, left_out)
 
-
-def _check_request(histories: Histories, k: int, filter_seen: str, within: int = 0) -> None:
-    check_choice("filter_seen", filter_seen, FILTERS)
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"k must be a whole number from 1, got {k!r}")
-    if isinstance(within, bool) or not isinstance(within, int) or within < 0:
-        raise ValueError(f"within must be a whole number of seconds from 0, got {within!r}")
-    if len(histories.offsets) < 2 or np.diff(histories.offsets).min() < 1:
-        raise ValueError("there must be a history, and an event in each; leave users without events out")
-
-
-def _check_values(histories: Histories, t_now: npt.NDArray[np.int64] | None) -> None:
-    times, offsets = torch.from_numpy(histories.times), torch.from_numpy(histories.offsets)
-    moments = None if t_now is None else torch.from_numpy(t_now)
-    check_event_values(times, None, offsets, moments, allow_past=True)
-    check_order(times, None, offsets)
-
-
-def _refuse_past(users: list[int | str], histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
-    last = histories.times[histories.offsets[1:] - 1]
-    early = np.flatnonzero(t_now < last)
-    if len(early):
-        row = early[0]
-        raise ValueError(
-            f"t_now must not lie before a user's last event, got {t_now[row]} < {last[row]} for user {users[row]!r} "
-            f"({len(early):,} users in all); cut the events at t_now, or pass allow_past=True if looking back is meant"
-        )
-
-
-def _unknown(events: Events, dense: npt.NDArray[np.int64], known: int) -> str:
-    where = np.flatnonzero(dense == 0)
-    examples = list(dict.fromkeys(events.items[place] for place in where.tolist()))
-    shown = ", ".join(repr(item) for item in examples[:3]) + (", ..." if len(examples) > 3 else "")
-    return (
-        f"events has {len(where):,} rows with {len(examples):,} items that are not among the model's {known:,}: "
-        f"{shown}; pass unknown_items='drop' to leave them out, or train on data that has them"
-    )
+    def _shares_at(self, moments: Tensor) -> Iterator[Tensor]:
+        assert self.live is not None
+        return self._shares(self.live, moments)

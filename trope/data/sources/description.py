@@ -62,6 +62,7 @@ class Source:
     min_user, min_item: thresholds of the k-core that this dataset is usually filtered with.
     lookup: items to replace, None to keep them.
     names: returns item names by original id, for display; called once.
+    items_file: a CSV or Parquet file with names that go before those (`trope.data.item_names`).
     paper: the paper's counts of this dataset, None where the paper has none.
     """
 
@@ -83,6 +84,7 @@ class Source:
     min_item: int = 5
     lookup: Lookup | None = None
     names: Callable[[], Mapping[str, str]] | None = None
+    items_file: Path | None = None
     paper: Counts | None = None
 
     @property

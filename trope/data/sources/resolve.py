@@ -22,7 +22,7 @@ class Request:
     text: a name such as `ml-20m`, an Ibis URL such as `postgres://host/db`, a file, a folder or a glob.
     raw: where a named dataset's published files are. level: `product` or `type`, for `complete-journey`.
     table: the table behind a URL. delimiter: one character between the fields of a CSV file, `\\t` for a tab.
-    time_format: how dates are written (`trope.data.dates`).
+    time_format: how dates are written (`trope.data.dates`). items: a file with item names.
     """
 
     text: str
@@ -37,6 +37,7 @@ class Request:
     time_unit: str | None = None
     delimiter: str | None = None
     time_format: str | None = None
+    items: Path | None = None
 
     def columns(self, default: Columns) -> Columns:
         """The columns asked for; the others are those of `default`."""
@@ -52,6 +53,10 @@ class Request:
 
 def resolve(request: Request) -> Source:
     """The source that a request names; its files are found and their columns checked."""
+    return replace(_resolve(request), items_file=request.items)
+
+
+def _resolve(request: Request) -> Source:
     unit = _time(request)
     if request.delimiter is not None and ("://" in request.text or request.raw is not None):
         raise ValueError(f"--delimiter is for CSV files given by their path, and {request.text!r} is none")

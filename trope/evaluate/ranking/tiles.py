@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +45,13 @@ class Cells(NamedTuple):
         """Give these pairs the score -inf, in place; tile_BV: scores of the items from `first` on."""
         _, cells = self.within(first, first + tile_BV.shape[1])
         tile_BV[cells.rows, cells.items] = -torch.inf
+
+
+class LeavesOut(Protocol):
+    """What is not ranked; `Cells` is one."""
+
+    def leave_out(self, tile_BV: Tensor, first: int, /) -> None:
+        """Give it the score -inf, in place; tile_BV: scores of the items from `first` on."""
 
 
 def tiles(num_items: int, width: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trope.evaluate.ranking.tiles import Cells, TileScores, dot_scores, tiles
+from trope.evaluate.ranking.tiles import LeavesOut, TileScores, dot_scores, tiles
 
 # Scores of a tile. 8 MiB stay in a CPU's cache: 512 users x 1 M items x width 64 take 1.4 to 1.8 s of one core, while
 # tiles of 128 MiB took 10 s. A GPU wants few large tiles.
@@ -33,7 +33,9 @@ class TopK(NamedTuple):
     scores_BK: Tensor  # float32
 
 
-def top_k(users_BE: Tensor, items_VE: Tensor, k: int, left_out: Cells | None = None, tile: int | None = None) -> TopK:
+def top_k(
+    users_BE: Tensor, items_VE: Tensor, k: int, left_out: LeavesOut | None = None, tile: int | None = None
+) -> TopK:
     """The `k` items with the largest dot products, equal ones in order of item id.
 
     users_BE, items_VE: float32, finite; row 0 of the items is padding and never ranked. left_out: pairs of a user's row
@@ -50,7 +52,7 @@ def top_k_of(
     num_items: int,
     device: torch.device,
     k: int,
-    left_out: Cells | None = None,
+    left_out: LeavesOut | None = None,
     tile: int | None = None,
 ) -> TopK:
     """`top_k` by any scores, float32."""
@@ -67,15 +69,29 @@ def top_k_of(
             here_BK = here_BW.topk(min(k, last - first), dim=1).values
             best_BK[rows] = torch.cat((best_BK[rows], here_BK), dim=1).topk(k, dim=1).values
             least_B = _scores(best_BK[:, -1])
-    scores_BK = _scores(best_BK)
-    return TopK((_LOW - (best_BK & _LOW)).masked_fill(scores_BK == -torch.inf, 0), scores_BK)
+    return _unpacked(best_BK)
+
+
+def top_k_among(scores_BC: Tensor, items_BC: Tensor, k: int) -> TopK:
+    """The `k` best of each user's own candidates, float32 scores of distinct items; score -inf leaves one out."""
+    found_BK = _packed(scores_BC, items_BC).topk(min(k, scores_BC.shape[1]), dim=1).values
+    missing = k - found_BK.shape[1]
+    return _unpacked(torch.nn.functional.pad(found_BK, (0, missing), value=_EMPTY))
 
 
 def keys(scores_BW: Tensor, first: int) -> Tensor:
     """Keys that sort as (score, then smaller item first); scores_BW: float32 scores of the items from `first` on."""
-    bits = (scores_BW + 0.0).view(torch.int32)  # -0.0 becomes 0.0
-    items_W = torch.arange(first, first + scores_BW.shape[1], device=scores_BW.device)
-    return _rising(bits).long().bitwise_left_shift_(32).bitwise_or_(_LOW - items_W)
+    return _packed(scores_BW, torch.arange(first, first + scores_BW.shape[1], device=scores_BW.device))
+
+
+def _packed(scores: Tensor, items: Tensor) -> Tensor:
+    bits = (scores + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    return _rising(bits).long().bitwise_left_shift_(32).bitwise_or_(_LOW - items)
+
+
+def _unpacked(best_BK: Tensor) -> TopK:
+    scores_BK = _scores(best_BK)
+    return TopK((_LOW - (best_BK & _LOW)).masked_fill(scores_BK == -torch.inf, 0), scores_BK)
 
 
 def _scores(keys: Tensor) -> Tensor:

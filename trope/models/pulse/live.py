@@ -31,11 +31,13 @@ class LiveCounts:
         self.counts, self.seasons, self.since = counts, seasons, since
         places = {PERIODS[place]: row for row, place in enumerate(seasons.places)}
         self._year = places.get(YEAR)
+        self.added = 0  # how often events were added: what was computed before is out of date
 
     def add(self, items_N: Tensor, times_N: Tensor) -> None:
         """Count new events, each once; they may be older than some that were counted before."""
         self.counts.move(max(self.counts.moment or 0, int(times_N.max()) + 1), items_N, times_N)
         self.seasons.add(items_N, times_N)
+        self.added += 1
 
     def log_shares(self, moment: int) -> Tensor:
         """log of each item's share, by half-life and by season, [C, V + 1]; before the last event told, as then."""

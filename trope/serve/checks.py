@@ -1,0 +1,46 @@
+"""What a `Recommender` refuses, since it would give a plausible and wrong answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trope.data.windows import FILTERS
+from trope.rotary.checks import check_choice, check_event_values, check_order
+from trope.serve.histories import Histories
+
+
+def check_request(k: int, filter_seen: str, within: int) -> None:
+    """Refuse what is no number of items, no filter, or no time ahead."""
+    check_choice("filter_seen", filter_seen, FILTERS)
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k must be a whole number from 1, got {k!r}")
+    if isinstance(within, bool) or not isinstance(within, int) or within < 0:
+        raise ValueError(f"within must be a whole number of seconds from 0, got {within!r}")
+
+
+def check_filled(histories: Histories) -> None:
+    """Refuse a history without events, and no history."""
+    if len(histories.offsets) < 2 or np.diff(histories.offsets).min() < 1:
+        raise ValueError("there must be a history, and an event in each; leave users without events out")
+
+
+def check_values(histories: Histories, t_now: npt.NDArray[np.int64] | None) -> None:
+    """Refuse times that are no Unix seconds or that fall within a history."""
+    times, offsets = torch.from_numpy(histories.times), torch.from_numpy(histories.offsets)
+    moments = None if t_now is None else torch.from_numpy(t_now)
+    check_event_values(times, None, offsets, moments, allow_past=True)
+    check_order(times, None, offsets)
+
+
+def refuse_past(users: list[int | str], histories: Histories, t_now: npt.NDArray[np.int64]) -> None:
+    """Refuse a moment before a user's last event; users: their ids, for the message."""
+    last = histories.times[histories.offsets[1:] - 1] if len(histories.times) else t_now
+    early = np.flatnonzero((t_now < last) & (np.diff(histories.offsets) > 0))
+    if len(early):
+        row = early[0]
+        raise ValueError(
+            f"t_now must not lie before a user's last event, got {t_now[row]} < {last[row]} for user {users[row]!r} "
+            f"({len(early):,} users in all); cut the events at t_now, or pass allow_past=True if looking back is meant"
+        )
