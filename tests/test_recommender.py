@@ -420,7 +420,7 @@ def test_the_pages_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     # The page asks the same in three ways.
     ranking, items = found["ranking"], found["recommender"].catalogue.originals
     assert items(ranking.items) == list(top["item_id"]) and ranking.rows.tolist() == [0, 0, 0, 1, 1, 1]
-    assert items(found["best"][0]) == list(top["item_id"][:3])
+    assert items(found["year"].items_BMK[0, 0]) == list(top["item_id"][:3])
     assert not {3, 7} & set(found["top"]["item_id"][:3])
 
 
