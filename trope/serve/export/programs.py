@@ -1,12 +1,16 @@
 """The programs of a model: tensors in, tensors out, any batch, length and number of moments.
 
-    remember(table, items, times, lengths)                             -> kept
-    look(table, kept, items, times, lengths[, pending], moments)       -> vectors
-    encode(table, items, times, lengths, t_now)                        -> vectors     models that cannot remember
+    remember(table, items, times, lengths)                          -> kept
+    look(table, kept, items, times, lengths, pending, moments)      -> vectors
+    encode(table, items, times, lengths, t_now)                     -> vectors, of models that cannot remember
 
-`table` is the item table, which lies beside the programs; no program holds it. `kept` has the keys and values of every
-layer. A history is encoded by `remember` once and looked at from any moment. With `model.predicts="next-moment"` all
-events of the last time look from the moment, so `look` also takes their places, `pending`.
+table: the item table, which lies beside the programs; no program holds it.
+items, times, lengths: right-padded histories, as in `SequentialRecommender.encode`. L is at least 2.
+kept: keys and values of every layer.
+pending: places of the events that look from the moment: the last one, or with `model.predicts="next-moment"` all events
+    of the last time, right-padded with the last place.
+moments, t_now: Unix seconds.
+vectors: unit vectors; a score is the dot product with an item's unit vector.
 
 Shape letters: B histories, L events, G pending events, M moments, E width, V items, Z = 2 N keys and values of N layers,
 H heads, D head dim, K = L + G keys.
@@ -14,41 +18,83 @@ H heads, D head dim, K = L + G keys.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trope.kernels.look import KeysValues
 from trope.models.context import Stream
 from trope.models.hstu import LAST_BUCKET
-from trope.kernels.look import KeysValues
 from trope.models.look_context import Pending
 from trope.models.recommender import SequentialRecommender
-from trope.models.remember import blocks_of
 from trope.rotary import query_times
 from trope.serve.export.contexts import ProgramContext, ProgramLookContext, bucket_edges
-from trope.serve.export.frozen import Turning, rotaries_of
+from trope.serve.export.frozen import Turning, freeze, rotaries_of
 
-# Upper ends of dynamic dims: above any use, and small enough that products of three stay whole numbers of 64 bits.
-MOST = {"B": 1 << 20, "M": 1 << 20, "V": 1 << 31}
+INT, FLOAT = "int64", "float32"
+# Upper ends of dims that only memory bounds: far beyond any use, and products of them still fit 64 bits.
+_MOST = 1 << 20
+_MOST_ROWS = 1 << 31
+# Dims of the example that a program is traced with. All differ, and none is 1, which tracing takes for a constant.
+_EXAMPLE = {"B": 3, "L": 5, "M": 4, "G": 2, "rows": 7}
 
 
-class Program(nn.Module):
-    """What the programs share. model: frozen (`trope.serve.export.frozen.freeze`).
+class Value(NamedTuple):
+    """An input or output of a program. shape: names of dims that may change, numbers for those that never do."""
 
-    inputs: names and dims of the inputs, in order; a number is a dim that never changes. outputs: likewise.
-    """
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...]
 
-    inputs: ClassVar[dict[str, tuple[str | int, ...]]]
-    outputs: ClassVar[dict[str, tuple[str | int, ...]]]
+
+class Program(nn.Module, ABC):
+    """What the programs share. model: frozen (`trope.serve.export.frozen.freeze`)."""
 
     def __init__(self, model: SequentialRecommender) -> None:
         super().__init__()
+        self.config, self.width = model.config.model, model.items.width
         self.blocks, self.norm, self.readout, self.positions = model.blocks, model.norm, model.readout, model.positions
         self.scale, self.looks_later = model.items.scale, model.looks_later
         has_time = any(name.endswith("bias.time") for name, _ in model.blocks.named_parameters())
         self.register_buffer("edges", bucket_edges(LAST_BUCKET) if has_time else None)
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[Value, ...]:
+        """In the order of the arguments."""
+
+    @property
+    @abstractmethod
+    def output(self) -> Value:
+        """The one tensor that the program returns."""
+
+    @property
+    def history(self) -> tuple[Value, ...]:
+        """The inputs that every program begins with, or has among its first."""
+        return Value("items", INT, ("B", "L")), Value("times", INT, ("B", "L")), Value("lengths", INT, ("B",))
+
+    @property
+    def table(self) -> Value:
+        """The item table as an input."""
+        return Value("table", FLOAT, ("rows", self.width))
+
+    @property
+    def kept(self) -> Value:
+        """What `remember` returns and `look` takes."""
+        model = self.config
+        return Value("kept", FLOAT, (2 * model.blocks, "B", model.heads, "L", model.head_dim))
+
+    def example(self) -> tuple[Tensor, ...]:
+        """Inputs to trace the program with; only their shapes matter."""
+        sizes = {**_EXAMPLE, "L": min(_EXAMPLE["L"], self.config.max_len)}
+        dtypes = {INT: torch.int64, FLOAT: torch.float32}
+        return tuple(
+            torch.zeros([sizes[dim] if isinstance(dim, str) else dim for dim in value.shape], dtype=dtypes[value.dtype])
+            for value in self.inputs
+        )
 
     def embed(self, table_VE: Tensor, items: Tensor, index: Tensor) -> Tensor:
         """`SequentialRecommender.embed` with the table given."""
@@ -62,6 +108,14 @@ class Program(nn.Module):
 
 class Remember(Program):
     """Keys and values of all events, [Z, B, H, L, D]."""
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.table, *self.history
+
+    @property
+    def output(self) -> Value:
+        return self.kept
 
     def forward(self, table: Tensor, items: Tensor, times: Tensor, lengths: Tensor) -> Tensor:
         B, L = items.shape
@@ -80,6 +134,14 @@ class Remember(Program):
 
 class Encode(Program):
     """Unit vectors of each history's last event at its moment, [B, E]."""
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.table, *self.history, Value("t_now", INT, ("B",))
+
+    @property
+    def output(self) -> Value:
+        return Value("vectors", FLOAT, ("B", self.width))
 
     def forward(self, table: Tensor, items: Tensor, times: Tensor, lengths: Tensor, t_now: Tensor) -> Tensor:
         B, L = items.shape
@@ -102,6 +164,15 @@ class Look(Program):
         super().__init__(model)
         rotaries = rotaries_of(model)
         self.turning = Turning(rotaries) if rotaries else None
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        pending = Value("pending", INT, ("B", "G" if self.looks_later else 1))
+        return self.table, self.kept, *self.history, pending, Value("moments", INT, ("B", "M"))
+
+    @property
+    def output(self) -> Value:
+        return Value("vectors", FLOAT, ("B", "M", self.width))
 
     def forward(
         self, table: Tensor, kept: Tensor, items: Tensor, times: Tensor, lengths: Tensor, pending: Tensor,
@@ -129,9 +200,22 @@ class Look(Program):
         for number, block in enumerate(self.blocks):
             stream, _ = block.look(stream, context, KeysValues(kept[2 * number], kept[2 * number + 1]))
         start_TE = context.each_moment(x_TE)
-        if G > 1:
+        if self.looks_later:  # the last pending event speaks for the history
             last_T = torch.arange(B * M, device=x_TE.device) * G + counts_B[:, None].expand(B, M).reshape(-1) - 1
             stream = Stream(stream.x_TE[last_T], None if stream.delta_TE is None else stream.delta_TE[last_T])
             start_TE = start_TE[last_T]
         out_TE = self.finish(stream, start_TE, moments.reshape(-1))
         return self.normalise(out_TE).view(B, M, -1)
+
+
+def programs_of(model: SequentialRecommender) -> dict[str, Program]:
+    """The programs of a model, by name. The model stays as it is."""
+    if model.config.model.max_len < 2:
+        raise ValueError("an exported model needs model.max_len of at least 2, got 1; train one with longer histories")
+    frozen = freeze(model.cpu() if next(model.parameters()).is_cuda else model)
+    return {"remember": Remember(frozen), "look": Look(frozen)} if model.can_remember else {"encode": Encode(frozen)}
+
+
+def limits(max_len: int) -> dict[str, tuple[int, int]]:
+    """Smallest and largest size of each dim that may change."""
+    return {"B": (1, _MOST), "M": (1, _MOST), "L": (2, max_len), "G": (1, max_len), "rows": (2, _MOST_ROWS)}
