@@ -29,6 +29,7 @@ from trope.serve.export.programs import Program, limits
 Format = Literal["aoti", "onnx", "torch"]
 FORMATS: tuple[str, ...] = get_args(Format)
 SUFFIXES = {"aoti": ".pt2", "onnx": ".onnx", "torch": ".pt2"}
+_TALKATIVE = ("torch.onnx._internal.exporter._registration", "onnxscript.optimizer._constant_folding")
 Run = Callable[..., Tensor]
 """A loaded program: its inputs as CPU tensors, in order."""
 
@@ -88,32 +89,32 @@ def load(path: Path, kind: str) -> Run:
     with _quiet():
         if kind == "torch":
             return torch.export.load(path).module()
-        import torch._inductor
+        from torch._inductor import aoti_load_package  # only now: it takes a second
 
-        return torch._inductor.aoti_load_package(str(path))
+        return aoti_load_package(str(path))
 
 
 def _write_onnx(graph: ExportedProgram, program: Program, path: Path) -> None:
     _import("onnxscript")
-    from trope.serve.export.onnx_cummin import cummin
+    from trope.serve.export.onnx_integers import TRANSLATIONS
 
     inputs, output = [value.name for value in program.inputs], program.output.name
     made = torch.onnx.export(
         graph, dynamo=True, input_names=inputs, output_names=[output], verbose=False,
-        custom_translation_table={torch.ops.aten.cummin.default: cummin},
+        custom_translation_table=TRANSLATIONS,
     )  # fmt: skip
     assert made is not None
     made.save(path)
 
 
 def _compile(graph: ExportedProgram, path: Path) -> None:
-    import torch._inductor
+    from torch._inductor import aoti_compile_and_package
     from torch._inductor.exc import CppCompileError
 
     # The number of threads is the caller's, not that of the machine that exports.
     configs: dict[str, Any] = {"cpp.dynamic_threads": True}
     try:
-        torch._inductor.aoti_compile_and_package(graph, package_path=str(path), inductor_configs=configs)
+        aoti_compile_and_package(graph, package_path=str(path), inductor_configs=configs)
     except CppCompileError as error:
         reason = next((line for line in str(error).splitlines() if "error:" in line), "it says no more")
         raise ValueError(f"{compiler()} does not compile the program: {reason}; take another, or onnx") from None
@@ -152,13 +153,15 @@ def _import(package: str) -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporters' remarks about themselves: deprecations inside torch, packages that we do not use."""
-    remarks = logging.getLogger("torch.onnx._internal.exporter._registration")
-    before = remarks.level
-    remarks.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", UserWarning)
             yield
     finally:
-        remarks.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
