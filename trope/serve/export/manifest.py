@@ -83,7 +83,7 @@ def write_manifest(
         "parity": parity,
         "files": {
             path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-            for path in sorted(folder.rglob("*")) if path.is_file()
+            for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST
         },
     }  # fmt: skip
     write_json(folder / MANIFEST, seal(content))
