@@ -45,7 +45,10 @@ def main() -> None:
     torch.set_num_threads(1)
     what = args.run or f"{args.items:,} items, width {args.width}, L {args.length}, {args.predicts}"
     print(f"{args.users:,} users, {what}, torch {torch.__version__}, commit {commit()}\n")
-    print("| model | format | cosines | scores | same items | sets | export, s |\n|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| model | format | cosines | scores | same items | sets | export, s |\n|---|---|---|---|---|---|---|",
+        flush=True,
+    )
     for name in ["run"] if args.run else args.models:
         for kind in args.formats:
             row = measure(name, kind, args)
@@ -69,9 +72,7 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> dict[str, float]:
             if not is_made:
                 export(args.run, kind, folder)
         else:
-            recommender = recommender_of(
-                name, folder, args.items, args.width, args.length, predicts=args.predicts
-            )
+            recommender = recommender_of(name, folder, args.items, args.width, args.length, predicts=args.predicts)
             if not is_made:
                 fill(recommender, kind, folder, lambda _: None)
         seconds = time.monotonic() - started

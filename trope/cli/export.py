@@ -38,7 +38,7 @@ def export(
         parity = export_run(run, format, out, lambda doing: status.update(doing))
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     typer.echo(
-        f"wrote {out}: {format}, {size / 1e6:,.1f} MB. {parity.users:,} made-up users: cosines differ from the model's by "
-        f"at most {parity.cosines:.1e}, scores of the top 100 by at most {parity.answers:.1e}; "
+        f"wrote {out}: {format}, {size / 1e6:,.1f} MB. {parity.users:,} made-up users: cosines differ from the model's "
+        f"by at most {parity.cosines:.1e}, scores of the top 100 by at most {parity.answers:.1e}; "
         f"{100 * parity.same_places:.2f} % of their places hold the same item."
     )

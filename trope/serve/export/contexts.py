@@ -70,8 +70,7 @@ class ProgramContext(Context):
     ) -> None:  # fmt: skip
         self._times_BL, self._query_times_BL, self._edges = times_BL, query_times_BL, edges
         bounds = SequenceBounds.padded(lengths_B, times_BL.shape[1])
-        flat = (x.flatten() for x in (times_BL, query_times_BL, index_BL))
-        super().__init__(bounds, *flat, like=like)
+        super().__init__(bounds, times_BL.flatten(), query_times_BL.flatten(), index_BL.flatten(), like)
 
     def gaps(self, last: int) -> Gaps:
         if last not in self._gaps:

@@ -86,12 +86,16 @@ class ExportedMemory:
 
     def __init__(self, network: ExportedNetwork, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor) -> None:
         self.network, self.history = network, at_least_two(items_BL, times_BL, lengths_B)
-        self.events = Events.copy_of(*self.history)
         self.kept = network.runs["remember"](network.get_buffer("table"), *self.history)
-        self.pending_BG = pending_places(self.events, network.looks_later)
+        self.pending_BG = pending_places(*self.history[1:]) if network.looks_later else (lengths_B - 1)[:, None]
 
     def __len__(self) -> int:
-        return len(self.events.lengths_B)
+        return len(self.pending_BG)
+
+    @property
+    def events(self) -> Events:
+        """The histories, as `Memory.events`."""
+        return Events.copy_of(*self.history)
 
     def look(self, moments: Tensor) -> Tensor:
         """Unit vectors at moments [B, M], or [M] for all histories: float32 [B, M, E]."""
@@ -135,9 +139,9 @@ def at_least_two(items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor) -> tuple
     return F.pad(items_BL, (0, 1)), torch.cat((times_BL, times_BL), dim=1), lengths_B
 
 
-def pending_places(events: Events, looks_later: bool) -> Tensor:
-    """Places of the events that look from the moment, int64 [B, G], right-padded with each history's last place."""
-    settled_B, lengths_B = torch.from_numpy(events.settled_counts(looks_later)), torch.from_numpy(events.lengths_B)
+def pending_places(times_BL: Tensor, lengths_B: Tensor) -> Tensor:
+    """Places of the events that share the last time, int64 [B, G], right-padded with each history's last place."""
+    settled_B = torch.from_numpy(Events.copy_of(times_BL, times_BL, lengths_B).settled_counts(looks_later=True))
     group = torch.arange(int((lengths_B - settled_B).max()))
     return torch.minimum(settled_B[:, None] + group, lengths_B[:, None] - 1)
 

@@ -35,8 +35,7 @@ def export(run: Path, kind: str, out: Path, say: Callable[[str], None] = lambda 
     recommender = Recommender.from_pretrained(run, "cpu")
     with one_line_if_full(out), atomic_folder(out) as partial:
         shutil.copytree(run / CATALOGUE, partial / CATALOGUE)
-        parity = fill(recommender, kind, partial, say)
-    return parity
+        return fill(recommender, kind, partial, say)
 
 
 def fill(recommender: Recommender, kind: str, folder: Path, say: Callable[[str], None]) -> Parity:

@@ -145,9 +145,7 @@ def _import(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError:
-        raise ValueError(
-            f"format onnx needs {package}, which is not installed: pip install 'trope[export]'"
-        ) from None
+        raise ValueError(f"format onnx needs {package}, which is not installed: pip install 'trope[export]'") from None
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ Shape letters: T tokens, P planes, C coordinates, N layers, D head dim.
 from __future__ import annotations
 
 import copy
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,11 @@ class FrozenRotary(Rotary):
         place: of its layer among those with an encoding.
     """
 
+    freqs_q: Tensor
+    freqs_k: Tensor
+    betas: Tensor | None
+    t0: Tensor
+
     def __init__(self, rotary: Rotation, place: int = 0) -> None:
         super().__init__(rotary.head_dim, rotary.rotary_dim, rotary.layout, "torch", check_values=False)
         self.place, self.kind = place, type(rotary)
@@ -44,8 +49,8 @@ class FrozenRotary(Rotary):
         self.register_buffer("t0", rotary.get_buffer("t0").clone() if centred else torch.zeros((), dtype=torch.int64))
 
     def coordinates_at(self, times: Tensor, query_times: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        if self.kind is not TRoPE:
-            return self.kind.coordinates_at(cast(TORoPE, self), times, query_times, index)
+        if not issubclass(self.kind, TRoPE):
+            return self.kind.coordinates_at(cast(Any, self), times, query_times, index)  # they read nothing of self
         keys = index if self.by_index else times
         queries = keys
         if self.shifted:
@@ -59,11 +64,10 @@ class FrozenRotary(Rotary):
         raise NotImplementedError("a program knows where its tokens stand: coordinates_at")
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
-        return self.get_buffer("freqs_q"), self.get_buffer("freqs_k")
+        return self.freqs_q, self.freqs_k
 
     def paper_phase(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        betas = self.betas
-        return None if betas is None else (self.get_buffer("freqs_q"), self.get_buffer("freqs_k"), betas)
+        return None if self.betas is None else (self.freqs_q, self.freqs_k, self.betas)
 
 
 class Turning(nn.Module):
@@ -71,6 +75,10 @@ class Turning(nn.Module):
 
     rotaries: of the layers, in their order; at least one.
     """
+
+    freqs0: Tensor
+    freqs1: Tensor
+    betas: Tensor | None
 
     def __init__(self, rotaries: list[FrozenRotary]) -> None:
         super().__init__()

@@ -38,8 +38,8 @@ TABLE = "table"
 VERSION = "trope-export-1"
 _AGAIN = "export the model again"
 _KINDS: dict[str, Any] = {
-    "format": str, "version": str, "num_items": int, "time_span": list[int], "config": dict, "programs": dict[str, dict],
-    "files": dict[str, dict], "built_for": str,
+    "format": str, "version": str, "num_items": int, "time_span": list[int], "config": dict,
+    "programs": dict[str, dict], "files": dict[str, dict], "built_for": str,
 }  # fmt: skip
 # Letters first: no name leads out of the folder.
 _FILE = re.compile(r"(catalogue/)?[a-z_]+(\.[a-z0-9_]+)+")
@@ -63,7 +63,9 @@ class Manifest(NamedTuple):
 
 def built_for(kind: str) -> str:
     """What a program of this format runs on: machine code needs the processor's instructions that it was made for."""
-    return f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}" if kind == "aoti" else "any"
+    if kind != "aoti":
+        return "any"
+    return f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def write_manifest(
@@ -125,7 +127,7 @@ def _turning(path: Path, content: dict[str, Any]) -> int | None:
         return None
     check_kinds(path, content, {"pulse": dict, "pulse.turning": int}, _AGAIN)
     turning = content["pulse"]["turning"]
-    if not 0 <= turning:
+    if turning < 0:
         raise ValueError(f"{path} is damaged: pulse.turning {turning}; {_AGAIN}")
     return turning
 

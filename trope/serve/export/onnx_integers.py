@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from onnxscript import opset18 as op
+from onnxscript import opset18
 
+op: Any = opset18  # its types do not know that a translation's values are symbolic
 _BOOL, _INT64, _FLOAT64 = 9, 7, 11
 _INTEGERS = (_INT64, 6)
 
@@ -50,7 +51,8 @@ def _end(like: Any, end: Any) -> Any:
     """An end of a clamp as a value of the tensor's type, or None."""
     if end is None or not isinstance(end, (int, float)):
         return end
-    return op.CastLike(op.Constant(value_int=end) if isinstance(end, int) else op.Constant(value_float=end), like)
+    constant = op.Constant(value_int=end) if isinstance(end, int) else op.Constant(value_float=end)
+    return op.CastLike(constant, like)
 
 
 TRANSLATIONS: dict[Any, Any] = {

@@ -12,20 +12,21 @@ pending: places of the events that look from the moment: the last one, or with `
 moments, t_now: Unix seconds.
 vectors: unit vectors; a score is the dot product with an item's unit vector.
 
-Shape letters: B histories, L events, G pending events, M moments, E width, V items, Z = 2 N keys and values of N layers,
-H heads, D head dim, K = L + G keys.
+Shape letters: B histories, L events, G pending events, M moments, E width, V items, H heads, D head dim, K = L + G
+keys, Z = 2 N keys and values of N layers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.kernels.look import KeysValues
+from trope.models.block import Block
 from trope.models.context import Stream
 from trope.models.hstu import LAST_BUCKET
 from trope.models.look_context import Pending
@@ -52,6 +53,8 @@ class Value(NamedTuple):
 
 class Program(nn.Module, ABC):
     """What the programs share. model: frozen (`trope.serve.export.frozen.freeze`)."""
+
+    edges: Tensor | None
 
     def __init__(self, model: SequentialRecommender) -> None:
         super().__init__()
@@ -101,9 +104,15 @@ class Program(nn.Module, ABC):
         x = F.embedding(items, table_VE) * self.scale
         return x if self.positions is None else x + F.embedding(index, self.positions.weight)
 
-    # The model's own code behind the last block; it reads `norm` and `readout`.
-    finish = SequentialRecommender.finish
-    normalise = staticmethod(SequentialRecommender.normalise)
+    def finish(self, stream: Stream, x_TE: Tensor, looking_from_T: Tensor) -> Tensor:
+        """Unit vectors behind the last block, [T, E]; arguments as in `SequentialRecommender.finish`."""
+        model: Any = self  # it has the `norm` and the `readout` that the model's code reads
+        return SequentialRecommender.normalise(SequentialRecommender.finish(model, stream, x_TE, looking_from_T))
+
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, with their type."""
+        return cast(list[Block], list(self.blocks))
 
 
 class Remember(Program):
@@ -123,8 +132,9 @@ class Remember(Program):
         looking_from_BL = query_times(times, lengths, check_values=False, later=self.looks_later)
         x_TE = self.embed(table, items, index_BL).flatten(0, 1)
         context = ProgramContext(lengths, times, looking_from_BL, index_BL, x_TE, self.edges)
-        *blocks, last = self.blocks
-        stream, kept = Stream(x_TE), []
+        *blocks, last = self.layers
+        stream = Stream(x_TE)
+        kept: list[Tensor] = []
         for block in blocks:
             stream, layer = block.remember(stream, context)
             kept.extend(layer)
@@ -150,11 +160,11 @@ class Encode(Program):
         x_TE = self.embed(table, items, index_BL).flatten(0, 1)
         context = ProgramContext(lengths, times, looking_from_BL, index_BL, x_TE, self.edges)
         stream = Stream(x_TE)
-        for block in self.blocks:
+        for block in self.layers:
             stream = block(stream, context)
         last_B = torch.arange(B, device=items.device) * L + lengths - 1
         stream = Stream(stream.x_TE[last_B], None if stream.delta_TE is None else stream.delta_TE[last_B])
-        return self.normalise(self.finish(stream, x_TE[last_B], t_now))
+        return self.finish(stream, x_TE[last_B], t_now)
 
 
 class Look(Program):
@@ -197,15 +207,14 @@ class Look(Program):
         x_TE = self.embed(table, items_BG, pending).flatten(0, 1)
         context = ProgramLookContext(events, moments, x_TE, self.turning, self.edges)
         stream = Stream(x_TE)
-        for number, block in enumerate(self.blocks):
+        for number, block in enumerate(self.layers):
             stream, _ = block.look(stream, context, KeysValues(kept[2 * number], kept[2 * number + 1]))
         start_TE = context.each_moment(x_TE)
         if self.looks_later:  # the last pending event speaks for the history
             last_T = torch.arange(B * M, device=x_TE.device) * G + counts_B[:, None].expand(B, M).reshape(-1) - 1
             stream = Stream(stream.x_TE[last_T], None if stream.delta_TE is None else stream.delta_TE[last_T])
             start_TE = start_TE[last_T]
-        out_TE = self.finish(stream, start_TE, moments.reshape(-1))
-        return self.normalise(out_TE).view(B, M, -1)
+        return self.finish(stream, start_TE, moments.reshape(-1)).view(B, M, -1)
 
 
 def programs_of(model: SequentialRecommender) -> dict[str, Program]:
