@@ -118,7 +118,9 @@ def test_buckets_are_the_models_at_every_edge() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.lists(st.sampled_from([0, 1, 2, 3, 5, 10, 15, 600, DAY, 10**9]), min_size=5, max_size=5), min_size=1))
+@given(
+    st.lists(st.lists(st.sampled_from([0, 1, 2, 3, 5, 10, 15, 600, DAY, 10**9]), min_size=5, max_size=5), min_size=1)
+)
 def test_intervals_are_the_models(gaps: list[list[int]]) -> None:
     times = SPAN[0] + torch.tensor(gaps).cumsum(1)
     assert torch.equal(exact_intervals(times, 256), relative_intervals(times, 256))

@@ -103,16 +103,6 @@ class ProgramLookContext(LookContext):
         self._turning, self._edges = turning, edges
         self._both: tuple[Tensor, Tensor] | None = None
 
-    def each_moment(self, x: Tensor) -> Tensor:
-        B, M, G = self.shape
-        if self._is_spread(x):
-            return x
-        return x.view(B, 1, G, *x.shape[1:]).expand(B, M, G, *x.shape[1:]).flatten(0, 2)
-
-    def _is_spread(self, x: Tensor) -> bool:
-        B, M, G = self.shape
-        return x.shape[0] == B * M * G
-
     def _cos_sin(self, rotary: Rotation, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if self._both is None:
             B, M, G = self.shape

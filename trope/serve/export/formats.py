@@ -13,6 +13,7 @@ damage; whoever can replace a file can replace the manifest too.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import shutil
 import warnings
@@ -39,8 +40,7 @@ def check_tools(kind: str) -> None:
     if kind not in FORMATS:
         raise ValueError(f"the format must be one of {', '.join(FORMATS)}, got {kind!r}")
     if kind == "onnx":
-        _import_onnxruntime()
-        for package in ("onnx", "onnxscript"):
+        for package in ("onnxruntime", "onnx", "onnxscript"):
             _import(package)
     if kind == "aoti" and compiler() is None:
         raise ValueError(
@@ -121,7 +121,7 @@ def _compile(graph: ExportedProgram, path: Path) -> None:
 
 
 def _load_onnx(path: Path) -> Run:
-    runtime = _import_onnxruntime()
+    runtime = _import("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # below errors it comments on its own optimisations
@@ -135,13 +135,8 @@ def _load_onnx(path: Path) -> Run:
     return run
 
 
-def _import_onnxruntime() -> Any:
-    return _import("onnxruntime")
-
-
 def _import(package: str) -> Any:
-    import importlib
-
+    """An optional package, or one line that names the extra."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError:

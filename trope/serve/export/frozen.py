@@ -100,8 +100,8 @@ class Turning(nn.Module):
 
 
 def freeze(model: SequentialRecommender) -> SequentialRecommender:
-    """A copy of the model in eval mode whose encodings are frozen; the model stays as it is."""
-    frozen = copy.deepcopy(model).eval().requires_grad_(False)
+    """A copy of the model on the CPU, in eval mode, whose encodings are frozen; the model stays as it is."""
+    frozen = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     place = 0
     for module in list(frozen.modules()):
         for name, child in list(module.named_children()):

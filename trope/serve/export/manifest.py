@@ -62,10 +62,11 @@ class Manifest(NamedTuple):
 
 
 def built_for(kind: str) -> str:
-    """What a program of this format runs on: machine code needs the processor's instructions that it was made for."""
+    """What a program of this format runs on: machine code needs the processor and the torch that it was made for."""
     if kind != "aoti":
         return "any"
-    return f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    machine = f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return f"{machine}, torch {torch.__version__}"
 
 
 def write_manifest(

@@ -221,7 +221,7 @@ def programs_of(model: SequentialRecommender) -> dict[str, Program]:
     """The programs of a model, by name. The model stays as it is."""
     if model.config.model.max_len < 2:
         raise ValueError("an exported model needs model.max_len of at least 2, got 1; train one with longer histories")
-    frozen = freeze(model.cpu() if next(model.parameters()).is_cuda else model)
+    frozen = freeze(model)
     return {"remember": Remember(frozen), "look": Look(frozen)} if model.can_remember else {"encode": Encode(frozen)}
 
 
