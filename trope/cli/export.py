@@ -25,9 +25,9 @@ def export(
     counts are added: see `trope/serve/export/manifest.py`. ExportedModel in `trope/serve/export/exported.py` shows all
     steps.
 
-    The folder appears only if 512 made-up users get the model's own scores, to 1e-6. onnx and aoti need extras: onnx
-    `pip install 'trope[export]'`, aoti a C++ compiler and minutes. Load aoti and torch folders only from sources that
-    you trust: loading them can run code.
+    The folder appears only if 512 made-up users get the model's own scores, to 1e-6. Format onnx needs trope's extra
+    `export`, aoti a C++ compiler and minutes. Load aoti and torch folders only from sources that you trust: loading
+    them can run code.
     """
     from rich.console import Console
 
