@@ -18,6 +18,7 @@ from trope.cli import (
     compare,
     demo,
     evaluate,
+    export,
     figures,
     fit,
     generate,
@@ -49,7 +50,7 @@ app = typer.Typer(
 for command in (
     demo.demo, prepare.prepare, generate.generate, inspect.inspect, train.train, evaluate.evaluate, compare.compare,
     ablate.ablate, reproduce.reproduce, figures.figures, fit.fit, update.update,
-    replay.replay, recommend.recommend, serve.serve,
+    replay.replay, recommend.recommend, serve.serve, export.export,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(bench.bench, name="bench")

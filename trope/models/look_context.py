@@ -59,6 +59,10 @@ class Speeds:
         zeros = torch.zeros_like(freqs_q)
         self._freqs = [torch.cat((torch.cat((freqs_q, zeros), dim=1), torch.cat((zeros, freqs_k), dim=1)))]
 
+    def constants(self) -> tuple[list[Tensor], Tensor | None]:
+        """Frequencies as `phase` takes them, of queries and keys together, or with betas of each; and the betas."""
+        return self._freqs, self._betas
+
     def place(self, rotary: Rotation) -> int:
         """Of an encoding among the layers."""
         return self._place[rotary]

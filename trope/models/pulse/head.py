@@ -42,7 +42,7 @@ class Pulse(nn.Module):
         super().__init__()
         self.num_items, self.turning, self.time_span = num_items, turning, time_span
         self.periods = known_periods(time_span[1] - time_span[0])
-        self._knows_year = PERIODS.index(YEAR) in self.periods
+        self.knows_year = PERIODS.index(YEAR) in self.periods
         K = len(HALF_LIVES)
         # Rows: the part itself, times log length, times age, times horizon. Columns: standing and turning planes.
         self.register_buffer("network", torch.zeros(4, 2).index_fill_(0, torch.tensor([0]), 1.0))
@@ -77,11 +77,9 @@ class Pulse(nn.Module):
         """When to ask the readout. It stands still for one unit after the training data: that was measured. Later, if
         the data know their year, it is asked for the same time of the last year that they hold.
         """
-        if not self._knows_year:
+        if not self.knows_year:
             return times_T
-        last, unit = self.time_span[1], self.get_buffer("age_unit")
-        years_T = -((last - times_T) // YEAR)  # rounded up
-        return torch.where((unit > 0) & (times_T > last + unit), times_T - years_T * YEAR, times_T)
+        return in_last_year(times_T, self.time_span[1], self.get_buffer("age_unit"))
 
     def scale(self, out_BE: Tensor, lengths_B: Tensor, t_now_B: Tensor, horizon: float = 0.0) -> Tensor:
         """The network's outputs, scaled: their dot products with items are the first part of the score.
@@ -90,7 +88,7 @@ class Pulse(nn.Module):
         """
         about_B4 = scale_features(lengths_B, self.age(t_now_B), horizon)
         standing_B, turning_B = part_scales(about_B4, self.get_buffer("network")).unbind(1)
-        if not self._knows_year:
+        if not self.knows_year:
             # The readout stands still. What that is worth was measured for one unit; each further one halves it.
             turning_B = turning_B * torch.exp2(-(self._units(t_now_B) - 1).clamp(min=0))
         parts = (
@@ -147,6 +145,14 @@ class Pulse(nn.Module):
         seasons.bins_PGV.copy_(self.get_buffer("seasons"))
         decayed = DecayedCounts.of(self.half_lives, counts, int(self.get_buffer("counted_until")))
         return LiveCounts(decayed, seasons, since=self.time_span[0])
+
+
+def in_last_year(times_T: Tensor, last: int, unit: Tensor | int) -> Tensor:
+    """Times later than `last` + `unit`, as the same time of the year before `last`; the others, and all for unit 0, as
+    they are."""
+    years_T = -((last - times_T) // YEAR)  # rounded up
+    is_late_T = (times_T > last + unit) & (torch.as_tensor(unit) > 0)
+    return torch.where(is_late_T, times_T - years_T * YEAR, times_T)
 
 
 def scale_features(lengths_B: Tensor, age_B: Tensor, horizon: float) -> Tensor:

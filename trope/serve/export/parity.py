@@ -1,0 +1,111 @@
+"""Is an exported model the model? Both answer for the same made-up users; the largest difference decides.
+
+Half of the users are random: any item, any time of the training data. Half look real: a few popular items again and
+again, in baskets that share a time, in bursts with pauses between. Histories have from one event to more than the model
+looks at. Moments go from the last event itself to the end of the year 2099.
+
+Shape letters: B users, E width, V items.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trope.data.windows import last_events
+from trope.serve.recommender import Histories, Recommender
+from trope.times import DAY, parse_moment
+
+USERS = 512
+"""Users of the comparison that is part of an export."""
+TOP = 100
+TOLERANCE = 1e-6
+"""Largest difference of a score. Scores with a pulse are not cosines; theirs may be larger in proportion to them."""
+_LAST_MOMENT = parse_moment("2099-12-31T23:59:59Z")
+_LATER = (0, 1, 60, 3_600, DAY, 7 * DAY, 30 * DAY, 365 * DAY)
+_ITEMS_AT_A_TIME = 1 << 16
+_USERS_AT_A_TIME = 64
+
+
+class Parity(NamedTuple):
+    """What a comparison found.
+
+    cosines: largest difference of a user's cosine with any item.
+    answers: largest difference of the scores at a place of the top 100, relative to scores above 1.
+    same_places: share of these places with the same item; others hold items whose scores are equal to rounding.
+    same_sets: share of the users whose 100 items are the same, in whatever order.
+    """
+
+    users: int
+    cosines: float
+    answers: float
+    same_places: float
+    same_sets: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether scores agree. Not a number is no agreement."""
+        return self.cosines <= TOLERANCE and self.answers <= 2 * TOLERANCE
+
+
+def compare(model: Recommender, exported: Recommender, users: int = USERS, seed: int = 0) -> Parity:
+    """Ask both for the same made-up users; both on the CPU."""
+    histories, moments = made_up(model, users, seed)
+    k = min(TOP, len(model.catalogue))
+    cosines = 0.0
+    for rows in torch.arange(users).split(_USERS_AT_A_TIME):
+        wanted_BE, got_BE = (vectors(each, histories, moments, rows) for each in (model, exported))
+        cosines = largest(cosines, _apart(wanted_BE - got_BE, model.model.item_vectors().detach()))
+    wanted, got = (each.rank(histories, moments, k) for each in (model, exported))
+    apart = np.abs(wanted.scores - got.scores) / np.maximum(1, np.abs(wanted.scores))
+    items, found = (np.sort(x.items.reshape(users, k), axis=1) for x in (wanted, got))
+    same = float((wanted.items == got.items).mean())
+    return Parity(users, cosines, float(apart.max()), same, float((items == found).all(axis=1).mean()))
+
+
+@torch.inference_mode()
+def vectors(of: Recommender, histories: Histories, moments: npt.NDArray[np.int64], rows: Tensor) -> Tensor:
+    """Unit vectors of some users at their moments, [B, E]."""
+    items, times, offsets = (torch.from_numpy(x) for x in histories)
+    begins, ends = offsets[rows], offsets[rows + 1]
+    width = min(of.model.config.model.max_len, int((ends - begins).max()))
+    history = last_events(items, times, begins, ends, width)
+    return of.model.encode_last(*history, torch.from_numpy(moments)[rows])
+
+
+def made_up(of: Recommender, users: int, seed: int) -> tuple[Histories, npt.NDArray[np.int64]]:
+    """Histories and a moment for each; the first half random, the others as people make them."""
+    draw = np.random.default_rng(seed)
+    (first, last), most, V = of.model.time_span, of.model.config.model.max_len, of.model.num_items
+    last = max(last, first + 1)
+    lengths = draw.integers(1, most + most // 2 + 2, users)
+    items, times, moments = [], [], []
+    for user, length in enumerate(lengths.tolist()):
+        if user < users // 2:
+            items.append(draw.integers(1, V + 1, length))
+            times.append(np.sort(draw.integers(first, last + 1, length)))
+        else:
+            favourites = 1 + (draw.zipf(1.3, 8) - 1) % V
+            items.append(draw.choice(favourites, length))
+            # Lines of a basket share a time; between baskets there are minutes or months.
+            pauses = np.where(draw.random(length) < 0.4, np.exp(draw.normal(11, 3, length)), 0)
+            since = np.cumsum(np.minimum(pauses, 365 * DAY).astype(np.int64))
+            times.append(np.minimum(first + since, last))
+        later = int(draw.choice([*_LATER, _LAST_MOMENT]))
+        moments.append(min(int(times[-1][-1]) + later, max(_LAST_MOMENT, last)))
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    return Histories(np.concatenate(items), np.concatenate(times), offsets), np.array(moments, np.int64)
+
+
+def largest(one: float, other: float) -> float:
+    """The larger of two, and not a number where one of them is none."""
+    return float(np.maximum(one, other))
+
+
+def _apart(difference_BE: Tensor, items_VE: Tensor) -> float:
+    parts = (difference_BE @ part.T for part in items_VE.split(_ITEMS_AT_A_TIME))
+    return float(np.max([float(part.abs().max()) for part in parts]))
