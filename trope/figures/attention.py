@@ -21,9 +21,8 @@ from trope.kernels.norm import norm
 from trope.kernels.project import project
 from trope.models.context import Context, Stream
 from trope.models.hstu import LAST_BUCKET, HSTUBlock
-from trope.models.modern import SoftmaxAttention
 from trope.models.recommender import SequentialRecommender
-from trope.models.transformer import CausalAttention
+from trope.models.softmax_attention import SoftmaxAttention
 
 
 def attention_maps(model: SequentialRecommender, batch: EvalBatch) -> list[Tensor]:
@@ -35,7 +34,7 @@ def attention_maps(model: SequentialRecommender, batch: EvalBatch) -> list[Tenso
     hooks = [
         module.register_forward_pre_hook(lambda module, inputs: seen.append((module, inputs)))
         for module in model.modules()
-        if isinstance(module, HSTUBlock | CausalAttention | SoftmaxAttention)
+        if isinstance(module, HSTUBlock | SoftmaxAttention)
     ]
     try:
         with torch.no_grad():
@@ -55,7 +54,7 @@ def unpadded(batch: EvalBatch) -> EvalBatch:
 def _map(module: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
     if isinstance(module, HSTUBlock):
         return hstu_weights(module, *inputs)[0].mean(0)
-    assert isinstance(module, CausalAttention | SoftmaxAttention)
+    assert isinstance(module, SoftmaxAttention)
     return _softmax_weights(module, *inputs).mean(0)
 
 
@@ -73,7 +72,7 @@ def hstu_weights(block: HSTUBlock, stream: Stream, context: Context) -> tuple[Te
     return (F.silu(scores_HLL) / block.max_len).tril(), v
 
 
-def _softmax_weights(attention: CausalAttention | SoftmaxAttention, x_TE: Tensor, context: Context) -> Tensor:
+def _softmax_weights(attention: SoftmaxAttention, x_TE: Tensor, context: Context) -> Tensor:
     """Softmax attention of one history, [H, L, L]."""
     q, k, _ = attention.split(x_TE, context)
     scores_HLL = q[0].transpose(0, 1) @ k[0].permute(1, 2, 0) / math.sqrt(q.shape[-1])

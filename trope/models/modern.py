@@ -16,7 +16,6 @@ import math
 from typing import ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.config import Config, ModelConfig
@@ -25,9 +24,10 @@ from trope.kernels.norm import norm
 from trope.kernels.project import project
 from trope.kernels.split_rotate import split_rotate
 from trope.kernels.swiglu import swiglu
-from trope.models.block import Block, look_from, make_rotary, turning
+from trope.models.block import Block, make_rotary, turning
 from trope.models.context import Context, Drop, Rotation, Stream
 from trope.models.look_context import LookContext
+from trope.models.softmax_attention import SoftmaxAttention
 
 # Two thirds of the usual four times the width: SwiGLU has three matrices where others have two.
 EXPANSION, _ROUND = 8 / 3, 16
@@ -47,7 +47,7 @@ class ModernBlock(Block):
     def __init__(self, config: ModelConfig, rotary: Rotation | None, number: int) -> None:
         super().__init__()
         self.number = number
-        self.attention = SoftmaxAttention(config, rotary)
+        self.attention = ModernAttention(config, rotary)
         self.feed_forward = SwiGLU(config.width)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -121,48 +121,27 @@ class Projection(nn.Module):
         return project(x_TI, self.weight)
 
 
-class SoftmaxAttention(nn.Module):
-    """Causal softmax attention by torch's fused kernels. Jagged tokens are padded only where rows are not full."""
+class ModernAttention(SoftmaxAttention):
+    """Without biases; q and k are rotated in the kernel that splits. Jagged tokens are padded only where rows are not
+    full."""
+
+    qkv: Projection
 
     def __init__(self, config: ModelConfig, rotary: Rotation | None) -> None:
-        super().__init__()
-        self.heads, self.dropout = config.heads, config.dropout
-        self.qkv = Projection(config.width, 3 * config.width)
-        self.out = Projection(config.width, config.width)
-        self.rotary = rotary
-
-    def forward(self, x_TE: Tensor, context: Context) -> Tensor:
-        return self._attend(*self.split(x_TE, context), context)
-
-    def remember(self, x_TE: Tensor, context: Context) -> tuple[Tensor, KeysValues]:
-        """What `forward` returns, and keys and values, [T, H, D]."""
-        q, k, v = self.split(x_TE, context)
-        return self._attend(q, k, v, context), KeysValues(context.flat(k), context.flat(v))
-
-    def look(self, x_TE: Tensor, context: LookContext, past: KeysValues) -> tuple[Tensor, KeysValues]:
-        """`remember` for pending tokens. past: [B, H, S, D]."""
-        y_TE, own = look_from(self.qkv(x_TE), self.heads, self.rotary, context, past)
-        return self.out(y_TE), own
-
-    def keys_values(self, x_TE: Tensor, context: Context | LookContext) -> KeysValues:
-        """Keys and values alone, [T, H, D]."""
-        _, weight_k, weight_v = self.qkv.weight.chunk(3, dim=1)
-        k, v = (project(x_TE, weight).unflatten(1, (self.heads, -1)) for weight in (weight_k, weight_v))
-        return KeysValues(context.rotated_keys(self.rotary, k), v)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        # Transposed views, which torch's kernels take as they are; their output is a transposed view as well.
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
-        return self.out(context.flat(y.transpose(1, 2).flatten(2)))
+        qkv, out = Projection(config.width, 3 * config.width), Projection(config.width, config.width)
+        super().__init__(config.heads, config.dropout, rotary, qkv, out)
 
     def split(self, x_TE: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v of padded sequences, [B, L, H, D], q and k rotated."""
         slots_T, shape = context.slots(), context.padded_shape
         rows = None if slots_T is None else math.prod(shape)
         parts = split_rotate(self.qkv(x_TE), self.heads, *turning(self.rotary, context), slots_T, rows)
         q, k, v = (part.unflatten(0, shape) for part in parts)
         return q, k, v
+
+    def keys_values(self, x_TE: Tensor, context: Context | LookContext) -> KeysValues:
+        _, weight_k, weight_v = self.qkv.weight.chunk(3, dim=1)
+        k, v = (project(x_TE, weight).unflatten(1, (self.heads, -1)) for weight in (weight_k, weight_v))
+        return KeysValues(context.rotated_keys(self.rotary, k), v)
 
 
 class SwiGLU(nn.Module):

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from trope.config import Config, ModelConfig
 from trope.kernels.look import KeysValues
-from trope.models.block import Block, look_from, make_rotary, rotated
+from trope.models.block import Block, make_rotary, rotated
 from trope.models.context import Context, Rotation, Stream
 from trope.models.look_context import LookContext
+from trope.models.softmax_attention import SoftmaxAttention
 
 MOST_INTERVALS = 256  # TiSASRec clips intervals here, in both public implementations
 
@@ -98,45 +99,23 @@ class TiSASRecBlock(TransformerBlock):
         return [cls(config.model, IntervalAttention(config.model, tables)) for _ in range(config.model.blocks)]
 
 
-class CausalAttention(nn.Module):
-    """Softmax attention; a rotary encoding is the same drop-in as anywhere else."""
+class CausalAttention(SoftmaxAttention):
+    """With biases; a rotary encoding is the same drop-in as anywhere else."""
 
-    def __init__(self, config: ModelConfig, rotary: Rotation | None, bias: bool = True) -> None:
-        super().__init__()
-        self.heads, self.dropout = config.heads, config.dropout
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=bias)
-        self.out = nn.Linear(config.width, config.width, bias=bias)
-        self.rotary = rotary
+    qkv: nn.Linear
 
-    def forward(self, x_TE: Tensor, context: Context) -> Tensor:
-        return self._attend(*self.split(x_TE, context), context)
-
-    def remember(self, x_TE: Tensor, context: Context) -> tuple[Tensor, KeysValues]:
-        """What `forward` returns, and keys and values, [T, H, D]."""
-        q, k, v = self.split(x_TE, context)
-        return self._attend(q, k, v, context), KeysValues(context.flat(k), context.flat(v))
-
-    def look(self, x_TE: Tensor, context: LookContext, past: KeysValues) -> tuple[Tensor, KeysValues]:
-        """`remember` for pending tokens. past: [B, H, S, D]."""
-        y_TE, own = look_from(self.qkv(x_TE), self.heads, self.rotary, context, past)
-        return self.out(y_TE), own
-
-    def keys_values(self, x_TE: Tensor, context: Context | LookContext) -> KeysValues:
-        """Keys and values alone, [T, H, D]."""
-        width = self.qkv.in_features
-        bias = None if self.qkv.bias is None else self.qkv.bias[width:]
-        kv = F.linear(x_TE, self.qkv.weight[width:], bias).unflatten(1, (2, self.heads, -1))
-        return KeysValues(context.rotated_keys(self.rotary, kv[:, 0]), kv[:, 1])
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
-        return self.out(context.flat(y.transpose(1, 2).flatten(2)))
+    def __init__(self, config: ModelConfig, rotary: Rotation | None) -> None:
+        qkv, out = nn.Linear(config.width, 3 * config.width), nn.Linear(config.width, config.width)
+        super().__init__(config.heads, config.dropout, rotary, qkv, out)
 
     def split(self, x_TE: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v of padded sequences, [B, L, H, D], q and k rotated."""
         q, k, v = context.padded(self.qkv(x_TE)).unflatten(-1, (3, self.heads, -1)).unbind(2)
         return *rotated(self.rotary, q, k, context), v
+
+    def keys_values(self, x_TE: Tensor, context: Context | LookContext) -> KeysValues:
+        width = x_TE.shape[-1]
+        kv = F.linear(x_TE, self.qkv.weight[width:], self.qkv.bias[width:]).unflatten(1, (2, self.heads, -1))
+        return KeysValues(context.rotated_keys(self.rotary, kv[:, 0]), kv[:, 1])
 
 
 class IntervalTables(nn.Module):

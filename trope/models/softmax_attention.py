@@ -1,0 +1,56 @@
+"""Causal softmax attention by torch's fused kernels: what SASRec's block and the modern one share.
+
+Shape letters: B batch, L positions, T tokens, S settled events, H heads, D head dim, E width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trope.kernels.look import KeysValues
+from trope.models.block import look_from
+from trope.models.context import Context, Rotation
+from trope.models.look_context import LookContext
+
+
+class SoftmaxAttention(nn.Module, ABC):
+    """Attention between two projections; a subclass says how q, k and v are split and rotated.
+
+    Args:
+        qkv, out: the projections, to three times the width and back.
+    """
+
+    def __init__(self, heads: int, dropout: float, rotary: Rotation | None, qkv: nn.Module, out: nn.Module) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.qkv, self.out, self.rotary = qkv, out, rotary
+
+    @abstractmethod
+    def split(self, x_TE: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of padded sequences, [B, L, H, D], q and k rotated."""
+
+    @abstractmethod
+    def keys_values(self, x_TE: Tensor, context: Context | LookContext) -> KeysValues:
+        """Keys and values alone, [T, H, D]."""
+
+    def forward(self, x_TE: Tensor, context: Context) -> Tensor:
+        return self._attend(*self.split(x_TE, context), context)
+
+    def remember(self, x_TE: Tensor, context: Context) -> tuple[Tensor, KeysValues]:
+        """What `forward` returns, and keys and values, [T, H, D]."""
+        q, k, v = self.split(x_TE, context)
+        return self._attend(q, k, v, context), KeysValues(context.flat(k), context.flat(v))
+
+    def look(self, x_TE: Tensor, context: LookContext, past: KeysValues) -> tuple[Tensor, KeysValues]:
+        """`remember` for pending tokens. past: [B, H, S, D]."""
+        y_TE, own = look_from(self.qkv(x_TE), self.heads, self.rotary, context, past)
+        return self.out(y_TE), own
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        # Transposed views, which torch's kernels take as they are; their output is a transposed view as well.
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
+        return self.out(context.flat(y.transpose(1, 2).flatten(2)))
