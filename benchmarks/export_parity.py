@@ -1,13 +1,13 @@
 """Six models x three formats: are the exported models' answers the models' own, for 10,000 users?
 
-    python benchmarks/export_parity.py                          # hours of compiling on busy cores; --formats onnx torch
+    python benchmarks/export_parity.py                          # AOTInductor compiles for minutes a model
     python benchmarks/export_parity.py --models trope --predicts next-moment
     python benchmarks/export_parity.py --run runs/grocery       # a trained run instead
 
 Users are made up (`trope.serve.export.parity`). "cosines": largest difference of a user's cosine with any item.
-"scores": of the scores in the top 100, the pulse included, relative to scores above 1. "same items": places of the top
-100 with the same item; the others hold items whose scores are equal to rounding. "sets": users whose 100 items are the
-same 100.
+"scores": of the scores in the top 100, the pulse included, relative to the user's largest if above 1. "same items":
+places of the top 100 with the same item; the others hold items whose scores are equal to rounding. "sets": users whose
+100 items are the same 100.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ frozen.py    rotary encodings as constants, because no exporter keeps float64 co
 contexts.py  what blocks ask for, in operations that give the same integers in every format
 programs.py  the programs: `remember` and `look`, or `encode` for models that cannot remember
 formats.py   a program as a file, and back
-folder.py    the exported folder: programs, item table, catalogue, pulse and the manifest with their SHA-256
+onnx_integers.py  integer operations that ONNX lacks, or that ONNX Runtime gets wrong
+manifest.py  the exported folder's files, how a score is formed, and the manifest with SHA-256
+folder.py    writes the folder, whole or not at all
 parity.py    the comparison with the model that is part of every export
 exported.py  `ExportedModel`: loads a folder and answers as `Recommender` does
 """
