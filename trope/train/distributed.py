@@ -12,6 +12,8 @@ from torch import distributed as dist
 
 from trope.environment import choose_device
 
+_LARGE = 1 << 22  # numbers of a tensor that is worth a message of its own; not tuned
+
 
 @dataclass(frozen=True)
 class Group:
@@ -51,6 +53,31 @@ class Group:
         if self.size > 1:
             dist.all_reduce(value)
         return value
+
+    def sum_all(self, tensors: list[torch.Tensor]) -> None:
+        """Replace each tensor by its sum over all processes. Small ones travel together."""
+        if self.size == 1:
+            return
+        together: list[torch.Tensor] = []
+        for tensor in tensors:
+            if tensor.numel() >= _LARGE:
+                dist.all_reduce(tensor)
+            else:
+                together.append(tensor)
+        if together:
+            sums = torch.cat([tensor.reshape(-1) for tensor in together])
+            dist.all_reduce(sums)
+            for tensor, found in zip(together, sums.split([each.numel() for each in together]), strict=True):
+                tensor.copy_(found.view_as(tensor))
+
+    def gather_bytes(self, value: bytes) -> list[bytes]:
+        """All processes' values, which are of one length, in the order of the ranks."""
+        if self.size == 1:
+            return [value]
+        mine = torch.frombuffer(bytearray(value), dtype=torch.uint8).to(self.device)
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(found, mine)
+        return [bytes(each.tolist()) for each in found]
 
     def wait(self) -> None:
         """Until every process is here."""
