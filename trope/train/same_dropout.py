@@ -48,12 +48,13 @@ class SameDropout(TorchFunctionMode):
     ) -> Tensor:
         if dropout_p == 0:
             return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-        kept = self._kept(query, (*query.shape[:-1], key.shape[-2]), dropout_p).bool()
-        # What torch computes on a CPU where it drops, with a mask of ours.
-        found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_attention_math(
-            query, key, value, None, dropout_p, is_causal, kept
-        )
-        return found[0]
+        assert is_causal and query.shape[-2] == key.shape[-2], "attention of ours is causal and over itself"
+        # What torch computes where it drops. It cannot be given a mask without a warning.
+        root, L = query.shape[-1] ** -0.25, query.shape[-2]
+        future = torch.ones(L, L, dtype=torch.bool, device=query.device).triu(1)
+        scores = ((query * root) @ (key * root).transpose(-1, -2)).masked_fill(future, -torch.inf)
+        kept = self._kept(scores, scores.shape, dropout_p).div_(1 - dropout_p)
+        return (scores.softmax(dim=-1) * kept) @ value
 
     def _kept(self, like: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
         """1 where a number of this process is kept, 0 where it is dropped."""
