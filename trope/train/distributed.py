@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from trope.environment import choose_device
 
@@ -98,8 +100,13 @@ def process_group(device: str) -> Iterator[Group]:
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    store, rank, size = next(rendezvous("env://"))
+    # torchrun keeps one store for all restarts. Without a name of their own, restarted processes would find the
+    # addresses of those that died.
+    attempt = f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {size} processes"
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=PrefixStore(attempt, store), rank=rank, world_size=size)
     try:
-        yield Group(dist.get_rank(), size, chosen)
+        yield Group(rank, size, chosen)
     finally:
         dist.destroy_process_group()
