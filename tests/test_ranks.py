@@ -139,7 +139,7 @@ def curve(group: Group, path: Path, model: str, settings: list[str]) -> dict[str
     ],
 )
 def test_the_number_of_processes_changes_nothing(data: Sequences, model: str, size: int, settings: list[str]) -> None:
-    """With dropout. A gradient that is 0 but for rounding moves its weight by lr, so tables are compared less closely."""
+    """With dropout. A gradient that is 0 but for rounding moves its weight by lr: tables are compared less closely."""
     chosen = [*SIZE, *settings]
     one = curve(ALONE, data.path, model, chosen)
     first, *others = on_ranks(size, curve, data.path, model, chosen)

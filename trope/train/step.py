@@ -109,10 +109,14 @@ class Feed:
         batch = self.data.training_batch(Windows(windows.starts[mine], windows.ends[mine]), max_len, self.following)
         places_T = _valid_places(batch.lengths, token_last - token_first, max_len)
         # Negatives are drawn for the global batch, from its unique items too, and each process keeps its own rows.
-        whole = batch if self.group.size == 1 else self.data.training_batch(windows, max_len, self.following)
-        all_places = places_T if self.group.size == 1 else _valid_places(whole.lengths, ends[-1], max_len)
+        if self.group.size == 1:
+            targets_T = batch.targets.flatten()[places_T]
+        elif train.negative_source == "batch":
+            whole = self.data.training_batch(windows, max_len, self.following)
+            targets_T = whole.targets.flatten()[_valid_places(whole.lengths, ends[-1], max_len)]
+        else:  # only their number counts
+            targets_T = batch.targets.new_zeros(1).expand(ends[-1])
         self._generator.manual_seed(seed_for(train.seed, "negatives", step))
-        targets_T = whole.targets.flatten()[all_places]
         negatives = draw_negatives(targets_T, self.data.num_items, train, self._generator)
         if negatives is not None and not train.shared_negatives:
             negatives = negatives[token_first:token_last]
