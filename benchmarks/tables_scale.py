@@ -30,10 +30,10 @@ def scale(shared: bool) -> str:
         lines.append(
             [f"{gpus:,}", f"{found.table_GiB:.2f}", f"{found.rows_GiB:.2f}", f"{found.memory_GiB:.1f}",
              f"{found.sent_GiB:.2f}", f"{found.exchange_ms:.1f}", f"{found.reduce_ms:.1f}", f"{found.step_ms:.1f}",
-             f"{found.tokens_per_s / 1e6:,.1f}", f"{hours:.2f}" if hours >= 0.1 else f"{60 * hours:.1f} min"]
+             f"{found.tokens_per_s / 1e6:,.1f}", f"{3600 * hours:,.0f}"]
         )  # fmt: skip
     header = ["GPUs", "table GiB", "batch rows GiB", "all GiB", "sent GiB", "exchange ms", "all-reduce ms", "step ms",
-              "M tokens/s", "hours an epoch"]  # fmt: skip
+              "M tokens/s", "seconds an epoch"]  # fmt: skip
     return markdown(header, lines)
 
 
@@ -51,4 +51,20 @@ def ranks() -> str:
     return markdown(header, lines)
 
 
-SCALE = {"scale-own": lambda: scale(False), "scale-shared": lambda: scale(True), "ranks": ranks}
+def ranks_killed() -> str:
+    """Runs of which one process was killed, against an undisturbed one."""
+    found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())["killed"]
+    names = {
+        "restarted_by_torchrun": "restarted by torchrun on 4", "resumed_on_4": "resumed on 4",
+        "resumed_on_2": "resumed on 2", "resumed_on_1": "resumed on 1",
+    }  # fmt: skip
+    lines = [
+        [names[key], f"{row['epoch_loss_difference']:.1e}", f"{row['difference_of_all_weights']:.1e}",
+         "yes" if row["same_test_metrics"] else "no"]
+        for key, row in found.items()
+    ]  # fmt: skip
+    header = ["one of 4 processes was killed", "largest difference of an epoch's loss", "of a weight", "same test metrics"]
+    return markdown(header, lines)
+
+
+SCALE = {"scale-own": lambda: scale(False), "scale-shared": lambda: scale(True), "ranks": ranks, "ranks-killed": ranks_killed}

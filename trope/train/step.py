@@ -43,8 +43,8 @@ class Work(NamedTuple):
     places_T: Tensor  # the valid positions as indices into the flattened [B, L]
     negatives: Tensor | None  # see `draw_negatives`
     share: float  # one over the targets of the global batch; 0 where this process has no row of it
-    first: int  # the number of its first row in the global batch
-    total: int  # rows of the global batch
+    first: int = 0  # the number of its first row in the global batch
+    total: int = 0  # rows of the global batch; both are needed where there are several processes
     table: ItemTable | None = None  # which items, targets and negatives are numbered in; None: the model's own
 
 
