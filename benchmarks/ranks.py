@@ -53,11 +53,15 @@ EPOCHS, PATIENCE = 12, 600
 
 
 class Curve(NamedTuple):
-    """Losses of all steps, the whole table, the ranks of validation, and the seconds that the steps took."""
+    """Losses of all steps, the whole table, ranks of validation, and the seconds that the steps took.
+
+    same_ranks: of validation by the weights that one process ended with.
+    """
 
     losses: list[float]
     table: torch.Tensor
     ranks: torch.Tensor
+    same_ranks: torch.Tensor
     seconds: float
 
 
@@ -93,6 +97,7 @@ def compare(model: str, settings: tuple[str, ...], steps: int, folder: Path) -> 
                 "loss_difference": float(np.abs(np.subtract(one.losses, other.losses)).max()),
                 "table_difference": float((one.table - other.table).abs().max()),
                 "ranks_that_differ": int((one.ranks != other.ranks).sum()),
+                "ranks_that_differ_with_equal_weights": int((one.ranks != other.same_ranks).sum()),
                 "positives": len(one.ranks),
                 "seconds": {"1": round(one.seconds, 2), str(size): round(other.seconds, 2)},
             }
@@ -118,13 +123,32 @@ def run_curve(rank: int, size: int, port: int, model: str, settings: tuple[str, 
         started = time.perf_counter()
         losses = [float(stepper(*divmod(step, feed.steps), step)[0]) for step in range(steps)]
         seconds = time.perf_counter() - started
-        result = evaluate(network, data, "valid", "none", config.model.max_len, live=False)
-        items = network.items
-        table = items.whole() if isinstance(items, ShardedItemTable) else items.weight.detach()
+        ranks = validate(network, data)
+        items, state = network.items, out.with_suffix(".state")
+        table = items.whole() if isinstance(items, ShardedItemTable) else items.weight.detach().clone()
+        if size == 1:
+            torch.save(network.state_dict(), state)
+        take(network, torch.load(state, weights_only=True))
+        same_ranks = validate(network, data)
         if table is not None:
-            torch.save((losses, table, torch.from_numpy(result.ranks), seconds), out)
+            torch.save((losses, table, ranks, same_ranks, seconds), out)
     if size > 1:
         dist.destroy_process_group()
+
+
+def validate(network: SequentialRecommender, data: Sequences) -> torch.Tensor:
+    """The ranks of all validation positives."""
+    result = evaluate(network, data, "valid", "none", network.config.model.max_len, live=False)
+    return torch.from_numpy(result.ranks)
+
+
+@torch.no_grad()
+def take(network: SequentialRecommender, state: dict[str, torch.Tensor]) -> None:
+    """Fill a model, of whose items this process may have a part, with the weights of a whole one."""
+    table, items = state.pop("items.weight"), network.items
+    network.load_state_dict(state, strict=False)
+    shard = items.shard if isinstance(items, ShardedItemTable) else None
+    items.weight[1:] = table[1:] if shard is None else table[shard.first : shard.last]
 
 
 def kill(folder: Path) -> dict[str, Any]:

@@ -43,11 +43,12 @@ def ranks() -> str:
     lines = [
         [row["model"], ", ".join(row["settings"]) or "defaults", str(row["ranks"]), str(row["steps"]),
          f"{row['loss_difference']:.1e}", f"{row['table_difference']:.1e}",
-         f"{row['ranks_that_differ']} of {row['positives']}"]
+         f"{row['ranks_that_differ']} of {row['positives']}",
+         f"{row['ranks_that_differ_with_equal_weights']} of {row['positives']}"]
         for row in found["curves"]
     ]  # fmt: skip
     header = ["model", "settings", "processes", "steps", "largest difference of the loss", "of the table",
-              "ranks that differ"]  # fmt: skip
+              "ranks that differ", "with equal weights"]  # fmt: skip
     return markdown(header, lines)
 
 
@@ -63,8 +64,18 @@ def ranks_killed() -> str:
          "yes" if row["same_test_metrics"] else "no"]
         for key, row in found.items()
     ]  # fmt: skip
-    header = ["one of 4 processes was killed", "largest difference of an epoch's loss", "of a weight", "same test metrics"]
+    header = [
+        "one of 4 processes was killed",
+        "largest difference of an epoch's loss",
+        "of a weight",
+        "same test metrics",
+    ]
     return markdown(header, lines)
 
 
-SCALE = {"scale-own": lambda: scale(False), "scale-shared": lambda: scale(True), "ranks": ranks, "ranks-killed": ranks_killed}
+SCALE = {
+    "scale-own": lambda: scale(False),
+    "scale-shared": lambda: scale(True),
+    "ranks": ranks,
+    "ranks-killed": ranks_killed,
+}

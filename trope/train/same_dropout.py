@@ -27,7 +27,7 @@ class SameDropout(TorchFunctionMode):
 
     def __init__(self, first: int, rows: int, total: int) -> None:
         super().__init__()
-        assert 0 <= first and first + rows <= total, "these rows are not of the batch"
+        assert first >= 0 and first + rows <= total, "these rows are not of the batch"
         self.first, self.rows, self.total = first, rows, total
 
     def __torch_function__(
