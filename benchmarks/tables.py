@@ -274,6 +274,7 @@ SETS = {
     "ml-1m": "MovieLens 1M, leave-one-out as published",
 }
 SHOPS = ("calendar-shop", "calendar-shop-none")
+MORE = ("amazon-grocery-5core-2014-holdout-stale", "online-retail-ii-november", "ml-1m-large")
 ABLATED = ("globo-news-holdout", "globo-news", "amazon-grocery-5core-2014-holdout", "amazon-grocery-5core-2014")
 TABLES: dict[str, Callable[[], str]] = {
     **SPEED,
@@ -285,7 +286,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "readout-gain": readout_gain,
     "validation": validation,
     "globo-windows": globo_windows,
-    **{name: partial(comparison, name) for name in (*SETS, *SHOPS, "amazon-grocery-5core-2014-holdout-stale")},
+    **{name: partial(comparison, name) for name in (*SETS, *SHOPS, *MORE)},
     **{f"ablation-{name}": partial(ablation, name) for name in ABLATED},
 }
 VALUES: dict[str, Callable[[], str]] = {
