@@ -14,6 +14,7 @@ import typer
 
 from trope.cli import (
     ablate,
+    abtest,
     bench,
     compare,
     demo,
@@ -53,6 +54,7 @@ for command in (
     replay.replay, recommend.recommend, serve.serve, export.export,
 ):  # fmt: skip
     app.command()(command)
+app.add_typer(abtest.abtest, name="abtest")
 app.add_typer(bench.bench, name="bench")
 
 

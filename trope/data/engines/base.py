@@ -46,8 +46,8 @@ class RawEvents:
     """What a read step returns: events as the source has them, not yet checked.
 
     table: columns `user`, `item`, `time`, `place`, and `basket`, `event` and `value` where the source has them. Text
-        files give text columns. Temporal columns and parsed dates are int64 microseconds. Where dates were parsed from text,
-        the column `written` keeps the text for messages.
+        files give text columns. Temporal columns and parsed dates are int64 microseconds. Where dates were parsed from
+        text, the column `written` keeps the text for messages.
     time_unit: the unit of `time`: `s`, `ms`, `us` or `ns`.
     rejected: rows that could not be split into fields; they are not in the table.
     renumber: whether `place` counts without the rejected rows.

@@ -25,6 +25,6 @@ def limit(information: float, alpha: float) -> float:
 
 
 def p_value(z: float, information: float, alpha: float) -> float:
-    """The smallest level at which |z| reaches the bound at this look. alpha: the level that the sequence is tuned for."""
+    """The smallest level at which |z| reaches the bound at this look. alpha: the level the sequence is tuned for."""
     grown = information * _rho2(alpha)
     return min(1.0, math.exp(0.5 * math.log(grown + 1) - 0.5 * z * z / (1 + 1 / grown)))

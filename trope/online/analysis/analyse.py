@@ -191,9 +191,7 @@ def _steps(exposed: Exposed, outcomes: Outcomes, experiment: Experiment, names: 
         seen = seen.group_by("user", day=((seen.moment - experiment.started) // DAY).cast("int64")).aggregate(
             exposures=seen.count()
         )
-        zeros = {
-            name: ibis.literal(0, days[name].type()).cast(days[name].type()) for name in ("items", "orders", "revenue")
-        }
+        zeros = {name: ibis.literal(0).cast(days[name].type()) for name in ("items", "orders", "revenue")}
         both = days.mutate(exposures=ibis.literal(0, "int64")).union(
             seen.mutate(**zeros).select("user", "day", "items", "orders", "revenue", "exposures")
         )

@@ -58,7 +58,7 @@ def read_experiment(folder: Path, control: str | None = None) -> Experiment:
     name, started = found.get("name"), found.get("started")
     if not isinstance(name, str) or not name:
         raise ValueError(f"{path} has no name of the experiment; got {name!r}")
-    if isinstance(started, bool) or not isinstance(started, (int, float)) or not 0 < started:
+    if isinstance(started, bool) or not isinstance(started, (int, float)) or started <= 0:
         raise ValueError(f"{path}: started must be Unix seconds, got {started!r}")
     if started >= FAR_FUTURE:
         raise ValueError(f"{path}: started {started:.0f} is after the year 2099; write seconds, not milliseconds")

@@ -17,6 +17,7 @@ from trope.data.events import clean
 from trope.data.sources.description import Columns, Source
 from trope.data.sources.files import check_columns
 from trope.data.sources.resolve import Request, resolve
+from trope.data.sources.urls import shown
 from trope.online.analysis.experiment import Experiment
 from trope.times import DAY
 
@@ -54,7 +55,7 @@ def find_outcomes(request: Request, revenue_col: str | None = None) -> Source:
     """
     if "://" in request.text:
         raise ValueError(
-            f"OUTCOMES must be files, since EXPOSURES are; export the table of {request.text!r} as Parquet"
+            f"OUTCOMES must be files, as EXPOSURES are; export the table of {shown(request.text)} as Parquet"
         )
     named = replace(
         request,
@@ -91,10 +92,8 @@ def read_outcomes(
             )
         )
     )
-    phases = {
-        row["phase"]: row
-        for row in known.group_by("phase").aggregate(rows=known["items"].sum(), last=known.time.max()).to_pyarrow().to_pylist()
-    }  # fmt: skip
+    by_phase = known.group_by("phase").aggregate(rows=known["items"].sum(), last=known.time.max())
+    phases = {row["phase"]: row for row in by_phase.to_pyarrow().to_pylist()}
     _check(phases, source)
     after = known.filter(known.phase == "after")
     if before is None:

@@ -12,7 +12,6 @@ The threshold is 0.001 for each kind of check, as is usual for sample ratios: an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,19 +64,19 @@ def _sample_ratios(experiment: Experiment, exposed: Exposed) -> list[Check]:
 def _traffic(experiment: Experiment, exposed: Exposed) -> list[Check]:
     found = []
     for what, part in (("day", 1), ("hour of the day", 2)):
-        table = _table(exposed, len(experiment.names), lambda key, part=part: key[part])
+        table = _table(exposed, len(experiment.names), part)
         p = _homogeneity(table)
         said = f"first exposures by {what} fall on the arms {'alike' if p >= THRESHOLD / 2 else 'differently'}"
         found.append(Check(f"traffic by {what}", p, THRESHOLD / 2, f"{said} (p = {p:.2g})"))
     return found
 
 
-def _table(exposed: Exposed, arms: int, group: Callable[[tuple[int, int, int]], int]) -> np.ndarray:
-    """Counts of users [arm, group], groups in order."""
-    groups = sorted({group(key) for key in exposed.counts})
+def _table(exposed: Exposed, arms: int, part: int) -> np.ndarray:
+    """Counts of users [arm, group], groups in order. part: which part of a key of `Exposed.counts` is the group."""
+    groups = sorted({key[part] for key in exposed.counts})
     table = np.zeros((arms, len(groups)))
     for key, count in exposed.counts.items():
-        table[key[0], groups.index(group(key))] += count
+        table[key[0], groups.index(key[part])] += count
     return table
 
 
