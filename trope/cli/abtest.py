@@ -122,7 +122,7 @@ def _report(analysis: Analysis, verdict: Verdict, out: Path) -> None:
 
     page = to_page(analysis, verdict)
     show(page, screen())
-    pictures: list[tuple[bytes, str, str]] = []
+    pictures: list[tuple[bytes, str]] = []
     names: list[str] = []
     try:
         require_matplotlib()
@@ -134,7 +134,7 @@ def _report(analysis: Analysis, verdict: Verdict, out: Path) -> None:
         for each in drawn:
             contents = {ending: content(each.figure, ending) for ending in FORMATS}
             names += [save(contents[ending], out / f"{each.name}.{ending}").name for ending in FORMATS]
-            pictures.append((contents["svg"], each.title, each.caption))
+            pictures.append((contents["svg"], each.title))
     write_text(out / "report.md", to_markdown(page, [name for name in names if name.endswith(".png")]))
     write_text(out / "report.html", to_html(page, pictures))
     write_json(out / "analysis.json", to_json(analysis, verdict))

@@ -43,9 +43,9 @@ def to_markdown(page: Page, figures: Sequence[str] = ()) -> str:
     return page_to_markdown(page) + pictures
 
 
-def to_html(page: Page, figures: Sequence[tuple[bytes, str, str]] = ()) -> str:
-    """figures: SVG, title and caption of each."""
-    pictures = [card("", picture(svg, title, caption)) for svg, title, caption in figures]
+def to_html(page: Page, figures: Sequence[tuple[bytes, str]] = ()) -> str:
+    """figures: SVG and title of each; the caption is part of the picture."""
+    pictures = [card("", picture(svg, title)) for svg, title in figures]
     return document(
         page.title,
         heading(page.title),
@@ -93,12 +93,8 @@ def show(page: Page, console: Console) -> None:
         for column, cell in enumerate(section.grid.header):
             table.add_column(Text(printable(cell.text)), justify="left" if column < 2 else "right", overflow="fold")
         for row in section.grid.rows:
-            table.add_row(*(Text(printable(_flat(cell)), "bold" if cell.mark else "") for cell in row))
+            table.add_row(*(Text(printable(cell.text), "bold" if cell.mark else "") for cell in row))
         console.print("", table)
-
-
-def _flat(cell: Cell) -> str:
-    return cell.text + (f" ({cell.note})" if cell.note else "") + (" *" if cell.tone else "")
 
 
 def _result(analysis: Analysis) -> Section:
@@ -116,7 +112,6 @@ def _result(analysis: Analysis) -> Section:
 def _row(each: Comparison, alpha: float, several: bool) -> list[Cell]:
     reading = each.reading
     strong = each.adjusted < alpha
-    tone: Any = ("better" if reading.estimate.z > 0 else "worse") if strong else ""
     reduction = reading.estimate.reduction
     return [
         Cell(f"{each.metric.label}, {each.arm}" if several else each.metric.label),
@@ -124,7 +119,7 @@ def _row(each: Comparison, alpha: float, several: bool) -> list[Cell]:
         Cell(percent(reading.estimate.lift), mark="best" if strong else ""),
         Cell(interval(reading.low, reading.high)),
         Cell(number(reading.p)),
-        Cell(number(each.adjusted), tone=tone),
+        Cell(number(each.adjusted) + (" *" if strong else "")),
         Cell("" if reduction is None else f"{-100 * reduction:+.1f} %"),
     ]
 
@@ -163,7 +158,6 @@ def _segments(analysis: Analysis) -> Section:
     alpha, rows = analysis.question.alpha, []
     for row in analysis.segments:
         strong = row.adjusted < alpha
-        tone: Any = ("better" if row.estimate.z > 0 else "worse") if strong else ""
         rows.append(
             [
                 Cell(f"{row.column}: {row.value}"),
@@ -172,7 +166,7 @@ def _segments(analysis: Analysis) -> Section:
                 Cell(percent(row.estimate.lift), mark="best" if strong else ""),
                 Cell(interval(row.estimate.low, row.estimate.high)),
                 Cell(number(row.estimate.p)),
-                Cell(number(row.adjusted), tone=tone),
+                Cell(number(row.adjusted) + (" *" if strong else "")),
             ]
         )
     names = ("Segment", "Metric", "Users", "Relative lift", "Interval", "P-Value", "Adjusted")
