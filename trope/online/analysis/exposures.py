@@ -1,6 +1,6 @@
-"""The exposures, reduced to one row per user in one pass: arm, first exposure, number of exposures.
+"""The exposures, reduced to one row per user: arm, first exposure, number of exposures.
 
-Only this table is kept; the exposures themselves never leave the engine.
+Two passes: one checks every row, one groups by user. Only the users are kept; the exposures never leave the engine.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ def read_exposures(folder: Path, experiment: Experiment, engine: Engine) -> Expo
     """Reduce a folder of exposures to users, and refuse what cannot be analysed."""
     scan = engine.scan(find_exposures(folder), COLUMNS)
     codes = [(scan.arm == arm, place) for place, arm in enumerate(experiment.names)]
-    scan = scan.mutate(
-        user=scan.user_id,
-        code=ibis.cases(*codes, else_=-1).cast("int32"),
-        used=~scan.forced.fill_null(False),
-        foreign=(scan.experiment != experiment.name).fill_null(True),
+    scan = scan.mutate(user=scan.user_id, code=ibis.cases(*codes, else_=-1).cast("int32"), used=~scan.forced)
+    facts = _facts(scan, experiment)
+    _check(facts, scan, folder, experiment)
+    used = scan.filter(scan.used) if facts["exposures"] < facts["rows"] else scan
+    users = engine.keep(
+        used.group_by("user").aggregate(
+            arm=used.code.min(), other=used.code.max(), first=used.moment.min(), exposures=used.count()
+        )
     )
-    users = engine.keep(_per_user(scan, experiment.started))
-    facts = _facts(users)
-    _check(facts, scan, users, folder, experiment)
-    users = users.filter(users.exposures > 0)
+    _check_arms(users)
     counts = _first_exposures(users, experiment.started)
     empty = [arm for place, arm in enumerate(experiment.names) if not any(key[0] == place for key in counts)]
     if empty:
@@ -83,67 +83,62 @@ def read_exposures(folder: Path, experiment: Experiment, engine: Engine) -> Expo
             f"no user was exposed to arm {empty[0]!r} of {folder}; "
             f"there is nothing to compare ({facts['exposures']:,} exposures of the other arms)"
         )
-    used = scan.filter(scan.used).select("user", "moment")
-    slim = users.select("user", "arm", "first", "exposures")
-    return Exposed(slim, used, facts["exposures"], facts["forced"], facts["early"], facts["last"], counts)
-
-
-def _per_user(scan: ir.Table, started: int) -> ir.Table:
-    """One row per user. Everything that the checks need is counted in the same pass."""
-    used = scan.used
-    return scan.group_by("user").aggregate(
-        arm=scan.code.min(where=used),
-        arm_high=scan.code.max(where=used),
-        first=scan.moment.min(where=used),
-        last=scan.moment.max(where=used),
-        exposures=used.cast("int64").sum(),
-        rows=scan.count(),
-        early=(used & (scan.moment < started)).cast("int64").sum(),
-        foreign=scan.foreign.cast("int64").sum(),
-        no_time=scan.moment.isnull().cast("int64").sum(),
+    forced = facts["rows"] - facts["exposures"]
+    return Exposed(
+        users.drop("other"),
+        used.select("user", "moment"),
+        facts["exposures"],
+        forced,
+        facts["early"],
+        facts["last"],
+        counts,
     )
 
 
-def _facts(users: ir.Table) -> dict[str, int]:
-    some = users.exposures > 0
+def _facts(scan: ir.Table, experiment: Experiment) -> dict[str, int]:
+    """What the checks need to know, in one pass over the rows."""
+    used = scan.used
     found: dict[str, Any] = (
-        users.aggregate(
-            rows=users.rows.sum(),
-            exposures=users.exposures.sum(),
-            early=users.early.sum(),
-            foreign=users.foreign.sum(),
-            no_time=users.no_time.sum(),
-            no_user=users.rows.sum(where=users.user.isnull() | (users.user == "")),
-            unknown=users.count(where=some & (users.arm < 0)),
-            two_arms=users.count(where=some & (users.arm >= 0) & (users.arm != users.arm_high)),
-            first=users["first"].min(),
-            last=users["last"].max(),
+        scan.aggregate(
+            rows=scan.count(),
+            exposures=used.cast("int64").sum(),
+            early=(used & (scan.moment < experiment.started)).cast("int64").sum(),
+            foreign=_is_foreign(scan, experiment).cast("int64").sum(),
+            no_user=(scan.user.isnull() | (scan.user == "")).cast("int64").sum(),
+            no_time=scan.moment.isnull().cast("int64").sum(),
+            no_flag=scan.forced.isnull().cast("int64").sum(),
+            unknown=(used & (scan.code < 0)).cast("int64").sum(),
+            first=scan.moment.min(where=used),
+            last=scan.moment.max(where=used),
         )
         .to_pyarrow()
         .to_pylist()[0]
     )
-    facts = {name: 0 if value is None else int(value) for name, value in found.items()}
-    return {**facts, "forced": facts["rows"] - facts["exposures"]}
+    return {name: 0 if value is None else int(value) for name, value in found.items()}
 
 
-def _check(facts: dict[str, int], scan: ir.Table, users: ir.Table, folder: Path, experiment: Experiment) -> None:
+def _is_foreign(scan: ir.Table, experiment: Experiment) -> ir.BooleanValue:
+    return (scan.experiment != experiment.name).fill_null(True)
+
+
+def _check(facts: dict[str, int], scan: ir.Table, folder: Path, experiment: Experiment) -> None:
     if not facts["rows"]:
         raise ValueError(f"{folder} has no exposures: its Parquet files hold no rows")
     if facts["foreign"]:
-        other = _one(scan.filter(scan.foreign), "experiment")
+        other = _one(scan.filter(_is_foreign(scan, experiment)), "experiment")
         raise ValueError(
             f"{folder} has {facts['foreign']:,} exposures of another experiment ({other!r}, not {experiment.name!r}); "
             "move those files into a folder of their own"
         )
-    if facts["no_user"] or facts["no_time"]:
-        what, count = ("user_id", facts["no_user"]) if facts["no_user"] else ("moment", facts["no_time"])
-        raise ValueError(f"{folder} has {count:,} exposures without {what}; mend or remove those rows")
+    for what, missing in (("user_id", "no_user"), ("moment", "no_time"), ("forced", "no_flag")):
+        if facts[missing]:
+            raise ValueError(f"{folder} has {facts[missing]:,} exposures without {what}; mend or remove those rows")
     if not facts["exposures"]:
-        raise ValueError(f"all {facts['forced']:,} exposures of {folder} are forced (tests by hand); nobody is left")
+        raise ValueError(f"all {facts['rows']:,} exposures of {folder} are forced (tests by hand); nobody is left")
     if facts["unknown"]:
         other = _one(scan.filter(scan.used & (scan.code < 0)), "arm")
         raise ValueError(
-            f"{folder} has an arm that experiment.json does not name: {other!r}, seen by {facts['unknown']:,} users; "
+            f"{folder} has an arm that experiment.json does not name: {other!r}, in {facts['unknown']:,} rows; "
             f"it names {', '.join(experiment.arms)}"
         )
     if facts["last"] >= FAR_FUTURE:
@@ -153,16 +148,21 @@ def _check(facts: dict[str, int], scan: ir.Table, users: ir.Table, folder: Path,
         )
     if facts["first"] <= 0:
         raise ValueError(f"{folder}: moment {facts['first']} is zero or negative; moments are Unix seconds")
-    if facts["two_arms"]:
-        who = _one(users.filter((users.exposures > 0) & (users.arm != users.arm_high)), "user")
-        raise ValueError(
-            f"{facts['two_arms']:,} users saw two arms, {who!r} for one; an experiment needs one arm for each user: "
-            "did the shares or the salt change under way?"
-        )
     if facts["last"] < experiment.started:
         raise ValueError(
             f"all exposures of {folder} precede the start of the experiment, {say_moment(experiment.started)}; "
             "is `started` in experiment.json right?"
+        )
+
+
+def _check_arms(users: ir.Table) -> None:
+    """Refuse users who saw two arms."""
+    both = users.filter(users.arm != users.other)
+    count = int(both.count().to_pyarrow().as_py())
+    if count:
+        raise ValueError(
+            f"{count:,} users saw two arms, {_one(both, 'user')!r} for one; an experiment needs one arm for each user: "
+            "did the shares or the salt change under way?"
         )
 
 
