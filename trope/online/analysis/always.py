@@ -2,7 +2,7 @@
 
 The interval holds at all looks at once (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2024, Robbins' normal mixture).
 Its price is width: about 1.4 times a single test's where it is tightest, more elsewhere. Like every test here it leans
-on the central limit theorem, so the first look needs some hundred users in each arm.
+on the central limit theorem, so looks with few users are skipped (`looks.LEAST_TO_LOOK`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from trope.online.analysis.estimates import Estimate, compare
 from trope.online.analysis.metrics import Metric
 from trope.online.analysis.moments import Moments, added
 
+LEAST_TO_LOOK = 100
+"""Fewest users of each arm at a look. Looks with fewer are skipped: the central limit theorem does not hold yet."""
 # Information must rise from look to look; where heavy tails make it fall, it counts as this much more than before.
 _LEAST_STEP = 1e-3
 
@@ -98,7 +100,10 @@ def read_plan(
         now = every[last]
         points = [Point(day, each.lift, each.low, each.high, each.z, None) for day, each in every.items()]
         return Reading(now, now.p, now.low, now.high, points, None)
-    looks = [day for day in looks if every[day].is_known and math.isfinite(every[day].log_se)]
+    looks = [
+        day for day in looks
+        if min(control[day].count, treatment[day].count) >= LEAST_TO_LOOK and math.isfinite(every[day].log_se)
+    ]  # fmt: skip
     if not looks:
         return Reading(every[last], 1.0, math.nan, math.nan, [], None)
     seen = [every[day] for day in looks]
