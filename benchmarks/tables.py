@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from table_parts import ROOT, markdown, rows
+from tables_online import ONLINE
 from tables_speed import SPEED
 
 from trope.experiments.recipes import Recipe, recipe_files
@@ -278,6 +279,7 @@ MORE = ("amazon-grocery-5core-2014-holdout-stale", "online-retail-ii-november", 
 ABLATED = ("globo-news-holdout", "globo-news", "amazon-grocery-5core-2014-holdout", "amazon-grocery-5core-2014")
 TABLES: dict[str, Callable[[], str]] = {
     **SPEED,
+    **ONLINE,
     "phases": phases,
     "recipes": recipes,
     "pace": pace,
