@@ -1,8 +1,8 @@
 """Which arm of an experiment a user is in: a salted hash of the user's id, and nothing that has to be stored.
 
-Weighted rendezvous hashing. Each arm draws a number u in (0, 1) for the user from SHA-256 of salt, user and arm, and the
-arm with the smallest -log(u) / share takes the user. That happens with probability share / (sum of shares). A new arm
-takes users from the others; nobody moves between two old arms.
+Weighted rendezvous hashing. Each arm draws a number u in (0, 1) for the user from SHA-256 of salt, user and arm. The
+arm with the smallest -log(u) / share takes the user, with probability share / (sum of shares). A new arm takes users
+from the others; nobody moves between two old arms.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ def read_arms(texts: list[str], *, needs_share: bool = True) -> list[ArmOption]:
 def check_name(name: str, what: str) -> None:
     """Refuse a name that could not be part of a file's name."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{what} must be 1 to 64 letters, digits, '_', '-' or '.', and begin with no sign; got {name!r}")
+        raise ValueError(
+            f"{what} must be 1 to 64 letters, digits, '_', '-' or '.', and begin with no sign; got {name!r}"
+        )
 
 
 def _uniform(salt: str, user: str, arm: str) -> float:

@@ -39,7 +39,9 @@ def arrow() -> Any:
     try:
         import pyarrow
     except ModuleNotFoundError:
-        raise ValueError("exposures are written with pyarrow, which is not installed: pip install 'trope[data]'") from None
+        raise ValueError(
+            "exposures are written with pyarrow, which is not installed: pip install 'trope[data]'"
+        ) from None
     return pyarrow
 
 
