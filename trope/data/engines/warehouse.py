@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import ibis
 import ibis.expr.types as ir
@@ -53,6 +54,9 @@ class Warehouse:
 
     def read_lookup(self, lookup: Lookup) -> ir.Table:
         raise ValueError(f"items of a table cannot be looked up in {lookup.path}; join them there")
+
+    def scan(self, files: tuple[Path, ...], columns: tuple[str, ...]) -> ir.Table:
+        raise ValueError(f"{self.label} cannot read {files[0].name} on this machine; use --engine duckdb or spark")
 
     def keep(self, table: ir.Table) -> ir.Table:
         return table.cache()

@@ -1,0 +1,200 @@
+"""The outcomes, reduced to orders and then to users: what each user did after the first exposure, and before the test.
+
+An order is what one user bought under one basket id or, without baskets, at one second. An order counts from its first
+row on, so that its rows never fall on two sides of an exposure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ibis
+import ibis.expr.types as ir
+
+from trope.data.engines.base import Engine
+from trope.data.events import clean
+from trope.data.sources.description import Columns, Source
+from trope.data.sources.files import check_columns
+from trope.data.sources.resolve import Request, resolve
+from trope.data.sources.urls import shown
+from trope.online.analysis.experiment import Experiment
+from trope.times import DAY
+
+OUTCOMES = ("converted", "items", "orders", "revenue")
+"""What is summed per user. `converted` is 1 for a user with an order."""
+REVENUE = "revenue"
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """users: `Exposed.users` with OUTCOMES after the first exposure, and with OUTCOMES from before as `pre_NAME`.
+
+    days: columns `user`, `day` since the start, and the day's `items`, `orders`, `revenue` after the first exposure.
+    has_revenue, has_pre: whether there is a revenue column, and an outcome of an exposed user before the experiment.
+    rows: all outcome rows. used, early, strangers: rows after the user's first exposure; rows after the start but
+    before that exposure; rows after the start of people who were never exposed.
+    last: moment of the last outcome that is used.
+    """
+
+    users: ir.Table
+    days: ir.Table
+    has_revenue: bool
+    has_pre: bool
+    rows: int
+    used: int
+    early: int
+    strangers: int
+    last: int
+
+
+def find_outcomes(request: Request, revenue_col: str | None = None) -> Source:
+    """The source of a file, folder or glob of outcomes. Columns are user_id, item_id and timestamp unless named.
+
+    revenue_col: the column with an amount; by default `revenue` where the files have it.
+    """
+    if "://" in request.text:
+        raise ValueError(
+            f"OUTCOMES must be files, as EXPOSURES are; export the table of {shown(request.text)} as Parquet"
+        )
+    named = replace(
+        request,
+        user_col=request.user_col or "user_id",
+        item_col=request.item_col or "item_id",
+        time_col=request.time_col or "timestamp",
+    )
+    source = resolve(named)
+    column = revenue_col or (REVENUE if REVENUE in source.fields else None)
+    if column is None:
+        return source
+    if source.kind != "json" and column not in source.fields:
+        raise ValueError(f"{source.name} has no column {column!r} for the revenue; it has {', '.join(source.fields)}")
+    return check_columns(replace(source, columns=_with_value(source.columns, column)))
+
+
+def read_outcomes(
+    source: Source, before: Source | None, exposed: ir.Table, experiment: Experiment, engine: Engine
+) -> Outcomes:
+    """Join outcomes to exposed users.
+
+    before: outcomes from before the experiment; None takes those of `source`.
+    exposed: `Exposed.users`.
+    """
+    orders = read_orders(source, engine)
+    known = orders.join(exposed.select("user", "first"), "user", how="left")
+    known = engine.keep(
+        known.mutate(
+            phase=ibis.cases(
+                (known.time < experiment.started, "before"),
+                (known["first"].isnull(), "stranger"),
+                (known.time < known["first"], "early"),
+                else_="after",
+            )
+        )
+    )
+    by_phase = known.group_by("phase").aggregate(rows=known["items"].sum(), last=known.time.max())
+    phases = {row["phase"]: row for row in by_phase.to_pyarrow().to_pylist()}
+    _check(phases, source)
+    after = known.filter(known.phase == "after")
+    if before is None:
+        pre = known.filter((known.phase == "before") & known["first"].notnull())
+    else:
+        past = read_orders(before, engine)
+        pre = past.filter(past.time < experiment.started)
+    users = _joined(exposed, _totals(after), "")
+    users = engine.keep(_joined(users, _totals(pre), "pre_"))
+    days = after.group_by("user", day=((after.time - experiment.started) // DAY).cast("int64")).aggregate(
+        items=after["items"].sum(), orders=after.count(), revenue=after.revenue.sum()
+    )
+    has_pre = bool(users.pre_orders.sum().to_pyarrow().as_py())
+    if before is not None and not has_pre:
+        raise ValueError(
+            f"{before.name} has no outcome of an exposed user before the experiment started; leave out --pre"
+        )
+    counts = {name: int(row["rows"]) for name, row in phases.items()}
+    return Outcomes(
+        users,
+        days,
+        source.columns.value is not None,
+        has_pre,
+        sum(counts.values()),
+        counts["after"],
+        counts.get("early", 0),
+        counts.get("stranger", 0),
+        int(phases["after"]["last"]),
+    )
+
+
+def read_orders(source: Source, engine: Engine) -> ir.Table:
+    """The orders of a log: columns `user` (text), `time` (Unix seconds), `items` (rows), `revenue` (0 without it)."""
+    events = clean(engine.read(source), source, skip_bad=False)
+    table = events.table
+    revenue = _revenue(table, source)
+    key = table.basket if "basket" in table.columns else table.tick
+    table = table.select(
+        user=table.user.cast("string"), key=key, time=(table.tick // events.ticks).cast("int64"), revenue=revenue
+    )
+    return (
+        table.group_by("user", "key")
+        .aggregate(time=table.time.min(), items=table.count(), revenue=table.revenue.sum())
+        .drop("key")
+    )
+
+
+def _revenue(table: ir.Table, source: Source) -> ir.Value:
+    if source.columns.value is None:
+        return ibis.literal(0.0, "float64")
+    kind = table.value.type()
+    if not (kind.is_numeric() or kind.is_string()):
+        raise ValueError(f"{source.name}: the revenue column is {kind}; it must be a number")
+    value = table.value.try_cast("float64") if kind.is_string() else table.value.cast("float64")
+    # NaN and the infinities are no amounts; a comparison with a number is false or null for them on every engine.
+    bad = ~(value.abs() < 1e15).fill_null(False) | value.isnan().fill_null(False)
+    count = int(table.aggregate(bad=bad.cast("int64").sum()).to_pyarrow().to_pylist()[0]["bad"] or 0)
+    if count:
+        raise ValueError(
+            f"{source.name} has {count:,} rows whose {source.columns.value!r} is missing or not a number below 1e15; "
+            "write 0 where nothing was paid"
+        )
+    return value
+
+
+def _totals(orders: ir.Table) -> ir.Table:
+    """Sums of each user's orders."""
+    return orders.group_by("user").aggregate(
+        items=orders["items"].sum(), orders=orders.count(), revenue=orders.revenue.sum()
+    )
+
+
+def _joined(users: ir.Table, totals: ir.Table, prefix: str) -> ir.Table:
+    """The users with their totals under `prefix`; users without an order have zeros."""
+    totals = totals.rename({f"{prefix}{name}": name for name in ("items", "orders", "revenue")} if prefix else {})
+    joined = users.join(totals, "user", how="left")
+    joined = joined.drop(*(column for column in joined.columns if column.endswith("_right")))
+    filled = {
+        f"{prefix}{name}": joined[f"{prefix}{name}"].fill_null(0).cast("float64")
+        for name in ("items", "orders", "revenue")
+    }
+    joined = joined.mutate(**filled)
+    return joined.mutate(**{f"{prefix}converted": (joined[f"{prefix}orders"] > 0).cast("float64")})
+
+
+def _check(phases: dict[str, Any], source: Source) -> None:
+    """Refuse outcomes of which none follows an exposure."""
+    if "after" in phases:
+        return
+    counts = {name: int(row["rows"]) for name, row in phases.items()}
+    early = counts.get("before", 0) + counts.get("early", 0)
+    if counts.get("stranger", 0) > early:
+        raise ValueError(
+            f"no outcome of {source.name} is of an exposed user: {counts['stranger']:,} are of others; "
+            "do both logs write user ids alike?"
+        )
+    raise ValueError(
+        f"all {early:,} outcomes of {source.name} precede their user's first exposure; "
+        "are both clocks UTC and in the same unit?"
+    )
+
+
+def _with_value(columns: Columns, column: str) -> Columns:
+    return replace(columns, value=column)
