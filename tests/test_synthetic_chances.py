@@ -111,7 +111,7 @@ def test_a_staple_is_the_item_that_was_drawn(shop: CalendarShop) -> None:
     visits = block.visits
     staple = visits.slot >= 0
     times = shop.start + visits.time
-    items = chances.staple(visits.slot[staple], visits.clock[staple], times[staple])
+    items = chances.on_sale(visits.slot[staple], visits.clock[staple], times[staple])
     bought = set(zip(block.events.user.tolist(), block.events.item.tolist(), strict=True))
     found = [pair in bought for pair in zip(visits.owner[staple].tolist(), items.tolist(), strict=True)]
     assert np.mean(found) > 0.999  # a visit in the last second of an item's life may end in the next
@@ -123,4 +123,4 @@ def test_after_the_log_the_last_item_stays() -> None:
     chances = Chances(shop, catalogue)
     slots = np.arange(len(catalogue.life))
     later = np.full(len(slots), shop.start + 3 * shop.span)
-    np.testing.assert_array_equal(chances.staple(slots, slots, later), catalogue.first_item[1:] - 1)
+    np.testing.assert_array_equal(chances.on_sale(slots, slots, later), catalogue.first_item[1:] - 1)

@@ -37,7 +37,7 @@ class Chances:
         self._lives = (np.minimum(death, shop.span) - np.maximum(birth, 0)) / shop.span
 
     def categories(self, times: Ints, favourites: Ints) -> Floats:
-        """Return [N, C]: how likely a visit is for each category. Staples' columns are 0: see `staple`.
+        """Return [N, C]: how likely a visit is for each category. Staples' columns are 0.
 
         favourites: [N, F] as in `Block`
         """
@@ -57,13 +57,13 @@ class Chances:
         return found
 
     def items(self, categories: Floats, items: Ints, times: Ints) -> Floats:
-        """Return [N, K]: how likely a visit is for each of some items. categories: [N, C]; items: [N, K], -1 for none."""
+        """Return [N, K]: how likely a visit is for each of some items. items: [N, K], -1 for none."""
         known = np.maximum(items, 0)
         wanted = np.take_along_axis(categories, self.category[known], axis=1) * self._of_slot[known]
-        return np.where(items >= 0, wanted * self._on_sale(known, times), 0.0)
+        return np.where(items >= 0, wanted * self._part(known, times), 0.0)
 
-    def staple(self, slot: Ints, clock: Ints, times: Ints) -> Ints:
-        """Return the item that each user's staple slot means at each time. clock: of the user's run, as in `Visits`."""
+    def on_sale(self, slot: Ints, clock: Ints, times: Ints) -> Ints:
+        """Return the item on each slot at each time, or by `clock` where items do not live and die, as in `Visits`."""
         return self._now(slot, times) if self.shop.lifetimes else self.catalogue.on_sale(slot, clock)
 
     def used_up(self, category: Ints, since: Floats) -> Floats:
@@ -83,8 +83,8 @@ class Chances:
             fewer += term
         return 1.0 - fewer
 
-    def _on_sale(self, items: Ints, times: Ints) -> Floats:
-        """Return [N, K]: an item's part of its slot: all or nothing where items live and die, else its part of the log."""
+    def _part(self, items: Ints, times: Ints) -> Floats:
+        """Return [N, K]: an item's part of its slot: 1 or 0 where items live and die, else its part of the log."""
         if not self.shop.lifetimes:
             return self._lives[items]
         return (self._now(self.slot[items], times[:, None]) == items).astype(np.float64)

@@ -29,7 +29,7 @@ class Answers(Protocol):
 class DailyCounts(LiveCounts):
     """Counts that are looked at once a day: the shares of a day's first question serve until something is added.
 
-    Computing them for every second of a day takes four fifths of a rehearsal's time and changes few slates.
+    Computing them for every visit would take more time than all else.
     """
 
     _kept: tuple[int, int, torch.Tensor] | None = None

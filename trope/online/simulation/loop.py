@@ -42,8 +42,13 @@ def simulate(population: Population, traffic: Traffic, answers: Answers, k: int)
     """Show a slate of `k` items at every visit, and see what is bought."""
     slates, place = np.full((len(traffic), k), -1), np.full(len(traffic), -1)
     past, staple = _Past(population), population.staples.last.copy()
+    told = 0
     for tick in traffic.ticks():
         users, times = traffic.user[tick], traffic.time[tick]
+        now = int(np.searchsorted(traffic.elsewhere.time, times[0]))
+        if now > told:
+            answers.observe(*(column[told:now] for column in traffic.elsewhere))
+            told = now
         slates[tick] = answers.answer(users, past.of(users), times)
         place[tick] = _choose(population, traffic, tick, slates[tick], staple)
         chosen = np.flatnonzero(place[tick] >= 0)
@@ -82,7 +87,7 @@ def _choose(population: Population, traffic: Traffic, tick: slice, slates: Ints,
 def _staple_items(population: Population, users: Ints, times: Ints) -> Ints:
     """[N] the item of each user's staple, -2 for a user without one."""
     category, slot, clock, _ = (column[users] for column in population.staples)
-    return np.where(category >= 0, population.chances.staple(np.maximum(slot, 0), np.maximum(clock, 0), times), -2)
+    return np.where(category >= 0, population.chances.on_sale(np.maximum(slot, 0), np.maximum(clock, 0), times), -2)
 
 
 class _Past:

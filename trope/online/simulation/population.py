@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trope.data.synthetic.catalogue import Catalogue, build_catalogue
+from trope.data.synthetic.catalogue import build_catalogue
 from trope.data.synthetic.chances import Chances
 from trope.data.synthetic.config import CalendarShop
-from trope.data.synthetic.events import Block, block_count, draw_block, users_per_block
+from trope.data.synthetic.events import Block, block_count, draw_block
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -25,7 +25,7 @@ _PRICE_MEDIAN, _PRICE_SPREAD = 10.0, 0.5
 
 
 class Staples(NamedTuple):
-    """A user's staple: category and slot of -1 for a user without one; clock as in `Visits`; Unix second of the last."""
+    """Users' staples: category and slot, -1 for none; clock as in `Visits`; Unix second of the last purchase."""
 
     category: Ints
     slot: Ints
@@ -35,7 +35,7 @@ class Staples(NamedTuple):
 
 @dataclass(frozen=True)
 class Population:
-    """Users of a shop, numbered from 0 as in its log; `end` is the Unix second at which the log ends.
+    """Users of a shop, numbered from 0 as in its log. The first `count` take part in an experiment.
 
     items, times, offsets: histories with the shop's own item numbers, in order of time, [T], [T], [U + 1]
     visits: [U] visits that each user made during the log
@@ -43,6 +43,7 @@ class Population:
     """
 
     shop: CalendarShop
+    count: int
     chances: Chances
     items: Ints
     times: Ints
@@ -54,29 +55,23 @@ class Population:
 
     @classmethod
     def of(cls, shop: CalendarShop, users: int | None = None) -> Population:
-        """The first `users` users of a shop, by default all."""
+        """A shop of whose users the first `users` take part, by default all."""
         count = shop.users if users is None else users
         if not 1 <= count <= shop.users:
             raise ValueError(f"--users must be from 1 to the shop's {shop.users:,}, got {count:,}")
         catalogue = build_catalogue(shop)
-        size = users_per_block(shop)
-        blocks = [draw_block(shop, catalogue, number) for number in range(min(block_count(shop), -(-count // size)))]
+        blocks = [draw_block(shop, catalogue, number) for number in range(block_count(shop))]
         user, items, times = (
             np.concatenate([block.events[column] for block in blocks]).astype(np.int64) for column in range(3)
         )
-        kept = user < count
-        lengths = np.bincount(user[kept], minlength=count)
+        lengths = np.bincount(user, minlength=shop.users)
         visits = np.concatenate([np.bincount(block.visits.owner, minlength=len(block.favourites)) for block in blocks])
         rng = np.random.default_rng(np.random.SeedSequence(shop.seed, spawn_key=(2,)))
         return cls(
-            shop, Chances(shop, catalogue), items[kept], times[kept], np.concatenate(([0], np.cumsum(lengths))),
-            visits[:count], np.concatenate([block.favourites for block in blocks])[:count],
-            Staples(*(column[:count] for column in _staples(shop, catalogue, blocks, rng))),
+            shop, count, Chances(shop, catalogue), items, times, np.concatenate(([0], np.cumsum(lengths))),
+            visits, np.concatenate([block.favourites for block in blocks]), _staples(shop, blocks, rng),
             _PRICE_MEDIAN * np.exp(_PRICE_SPREAD * rng.standard_normal(shop.items)),
         )  # fmt: skip
-
-    def __len__(self) -> int:
-        return len(self.visits)
 
     @property
     def end(self) -> int:
@@ -96,12 +91,12 @@ def read_shop(path: Path) -> CalendarShop:
         raise FileNotFoundError(f"--shop {path} does not exist; `trope generate` writes NAME.truth.json") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"--shop {path} is no ground truth of a calendar shop ({type(error).__name__}); `trope generate` writes one "
-            "beside its log, NAME.truth.json"
+            f"--shop {path} is no ground truth of a calendar shop ({type(error).__name__}); `trope generate` writes "
+            "one beside its log, NAME.truth.json"
         ) from None
 
 
-def _staples(shop: CalendarShop, catalogue: Catalogue, blocks: list[Block], rng: np.random.Generator) -> Staples:
+def _staples(shop: CalendarShop, blocks: list[Block], rng: np.random.Generator) -> Staples:
     """Each user's staple: the last one bought, or any one bought where the shop ties staples to no time."""
     parts = []
     for block in blocks:
@@ -113,6 +108,8 @@ def _staples(shop: CalendarShop, catalogue: Catalogue, blocks: list[Block], rng:
         last = np.full(users, -1)
         last[visits.owner[bought]] = bought  # of equal owners the last one stays
         has = last >= 0
-        category, slot, clock, time = (np.where(has, x[last], -1) for x in (visits.category, visits.slot, visits.clock, visits.time))
+        category, slot, clock, time = (
+            np.where(has, x[last], -1) for x in (visits.category, visits.slot, visits.clock, visits.time)
+        )
         parts.append(Staples(category, slot, clock, np.where(has, shop.start + time, 0)))
     return Staples(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
