@@ -210,7 +210,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     # `make_run` counts until END, so the log ends in the week before.
     weeks = round(2 * YEAR / WEEK)
     start = MONDAY + ((END - MONDAY) // WEEK + 1 - weeks) * WEEK
-    shop = CalendarShop.only("yearly", users=80, items=120, mean_events=20, years=2, start=start)
+    shop = CalendarShop.only("yearly", users=80, items=120, mean_events=100, years=2, start=start)
     write_events(folder / "shop.parquet", shop, progress=False)
     data = prepared(folder / "shop.parquet", folder / "data")
     runs = {name: make_run(data, folder / name, name, seed) for seed, name in enumerate(("hstu-trope", "trope"))}

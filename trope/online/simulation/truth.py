@@ -59,7 +59,9 @@ def true_effects(
 
 def _effect(control: Floats, treatment: Floats) -> Effect:
     """The ratio of two means over pairs, and its error by the delta method."""
-    ratio = treatment.mean() / control.mean() if control.mean() else math.nan
+    if not control.mean():  # nothing was bought
+        return Effect(math.nan, math.nan, 0.0, float(treatment.mean()))
+    ratio = treatment.mean() / control.mean()
     error = (treatment - ratio * control).std(ddof=1) / math.sqrt(len(control)) / control.mean()
     return Effect(ratio - 1.0, float(error), float(control.mean()), float(treatment.mean()))
 
