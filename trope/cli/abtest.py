@@ -17,6 +17,7 @@ abtest = typer.Typer(help="Plan, analyse and rehearse an online experiment.", no
 abtest.command()(simulate)
 
 _COLUMNS = "Columns of the outcomes"
+_LOG = "Columns of the log"
 _LOOKS = "Looking more than once"
 _ENGINE = "Engine"
 
@@ -144,3 +145,69 @@ def _report(analysis: Analysis, verdict: Verdict, out: Path) -> None:
     typer.echo(
         f"\nreport: {', '.join(printable(out / name) for name in ('report.html', 'report.md', 'analysis.json'))}"
     )
+
+
+@abtest.command()
+def plan(
+    log: Annotated[str, typer.Argument(help="A file, folder or glob of Parquet, CSV or JSON lines: the shop's log.")],
+    metric: Annotated[
+        str, typer.Option(help="conversion, orders, items, revenue, or a ratio such as revenue/orders.")
+    ] = "orders",
+    mde: Annotated[float, typer.Option(help="Smallest relative lift to detect: 0.02 is 2 %.")] = 0.02,
+    power: Annotated[float, typer.Option(help="Chance to detect it.")] = 0.8,
+    alpha: Annotated[float, typer.Option(help="Chance of a false difference.")] = 0.05,
+    share: Annotated[float, typer.Option(help="Share of the users in the treatment.")] = 0.5,
+    looks: Annotated[int, typer.Option(help="Planned looks of a group sequential test.", min=1, max=200)] = 1,
+    spending: Annotated[str, typer.Option(help="obrien-fleming or pocock.")] = "obrien-fleming",
+    days: Annotated[
+        int | None, typer.Option(help="Say which lift this many days can show; at most half of the log.", min=1)
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every day's numbers here.")] = None,
+    user_col: Annotated[str | None, typer.Option(help="Default: user_id or user.", rich_help_panel=_LOG)] = None,
+    item_col: Annotated[str | None, typer.Option(help="Default: item_id or item.", rich_help_panel=_LOG)] = None,
+    time_col: Annotated[str | None, typer.Option(help="Default: timestamp.", rich_help_panel=_LOG)] = None,
+    basket_col: Annotated[
+        str | None, typer.Option(help="Order id. Default: one second of a user.", rich_help_panel=_LOG)
+    ] = None,
+    revenue_col: Annotated[
+        str | None, typer.Option(help="Default: revenue, where there is one.", rich_help_panel=_LOG)
+    ] = None,
+    event_col: Annotated[str | None, typer.Option(help="Event type, for --event.", rich_help_panel=_LOG)] = None,
+    event: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this type is an outcome, all are visits; may be repeated.", rich_help_panel=_LOG),
+    ] = None,
+    time_unit: Annotated[
+        str | None, typer.Option(help="s, ms, us, ns or iso. Default: s.", rich_help_panel=_LOG)
+    ] = None,
+) -> None:
+    """Say how many users and days an experiment needs, from a log's own traffic, spread and history.
+
+    The second half of the log plays the experiment, the first half gives the covariates of CUPED.
+    """
+    from dataclasses import asdict
+
+    from trope import environment
+    from trope.data.printable import printable
+    from trope.data.sources.resolve import Request
+    from trope.experiments.report.screen import screen
+    from trope.online.analysis.plan import Design, forecast
+    from trope.online.analysis.plan_report import conditions, finding, to_table
+    from trope.online.analysis.verdict import percent
+    from trope.runs import write_json
+
+    design = Design(metric, mde, power, alpha, share, looks, spending, tuple(event or ()))
+    request = Request(
+        log, user_col=user_col, item_col=item_col, time_col=time_col, basket_col=basket_col, event_col=event_col,
+        time_unit=time_unit,
+    )  # fmt: skip
+    found = forecast(request, design, revenue_col)
+    typer.echo(printable(finding(found)))
+    if days is not None:
+        typer.echo(f"In {days} days a lift of {percent(found.after(days).detectable)} can be detected.")
+    typer.echo(f"{printable(conditions(found))}\n")
+    screen().print(to_table(found, days))
+    if json_file is not None:
+        rows = [{name: None if value != value else value for name, value in asdict(row).items()} for row in found.rows]
+        content = {**asdict(found), "rows": rows, "environment": environment.describe()}
+        write_json(json_file, content)

@@ -22,7 +22,7 @@ from trope.online.analysis.exposures import Exposed, read_exposures
 from trope.online.analysis.looks import Plan, Reading, cumulated, read_plan
 from trope.online.analysis.metrics import EXPOSURES, Metric, parse_metrics
 from trope.online.analysis.moments import Moments, added, read_days, read_moments
-from trope.online.analysis.outcomes import Outcomes, find_outcomes, read_outcomes
+from trope.online.analysis.outcomes import SUMS, Outcomes, find_outcomes, read_outcomes, with_conversion
 from trope.online.analysis.segments import add_segments
 from trope.online.analysis.traffic import Check, checks
 from trope.times import DAY
@@ -191,16 +191,12 @@ def _steps(exposed: Exposed, outcomes: Outcomes, experiment: Experiment, names: 
         seen = seen.group_by("user", day=((seen.moment - experiment.started) // DAY).cast("int64")).aggregate(
             exposures=seen.count()
         )
-        zeros = {name: ibis.literal(0).cast(days[name].type()) for name in ("items", "orders", "revenue")}
+        zeros = {name: ibis.literal(0).cast(days[name].type()) for name in SUMS}
         both = days.mutate(exposures=ibis.literal(0, "int64")).union(
-            seen.mutate(**zeros).select("user", "day", "items", "orders", "revenue", "exposures")
+            seen.mutate(**zeros).select("user", "day", *SUMS, EXPOSURES)
         )
-        days = both.group_by("user", "day").aggregate(
-            **{name: both[name].sum() for name in ("items", "orders", "revenue", "exposures")}
-        )
-    ordered = ibis.ifelse(days.orders > 0, days.day, ibis.null("int64"))
-    first = ordered.min().over(ibis.window(group_by="user"))
-    return days.mutate(converted=(days.day == first).fill_null(False).cast("int64")).select("user", "day", *names)
+        days = both.group_by("user", "day").aggregate(**{name: both[name].sum() for name in (*SUMS, EXPOSURES)})
+    return with_conversion(days).select("user", "day", *names)
 
 
 def _segments(

@@ -56,12 +56,15 @@ def compare(metric: Metric, control: Moments, treatment: Moments, alpha: float, 
     if min(control.count, treatment.count) < LEAST_USERS:
         return _unknown()
     first, second = control.aggregates(), treatment.aggregates()
+    if all(arm.var(metric.numer) == 0 for arm in (first, second)) or 0 in [
+        arm.mean(metric.denom) for arm in (first, second)
+    ]:
+        return _unknown(*(_mean(arm, metric) for arm in (first, second)))
     plain = _test(metric, (), alpha).analyze_aggregates(first, second)
     covariates = metric.covariates if cuped and _varies(metric, control, treatment) else ()
     found = _test(metric, covariates, alpha).analyze_aggregates(first, second) if covariates else plain
-    values = [float(value) for value in found]
-    if not all(math.isfinite(value) for value in (found.pvalue, found.statistic)):
-        return _unknown(control=values[0], treatment=values[1])
+    if not (math.isfinite(found.pvalue) and math.isfinite(found.statistic)):
+        return _unknown(float(found.control), float(found.treatment))
     se, log_se = _errors(metric, covariates, first, second)
     reduction = 1 - (se / _errors(metric, (), first, second)[0]) ** 2 if covariates else None
     return Estimate(
@@ -102,6 +105,11 @@ def _errors(metric: Metric, covariates: tuple[str, ...], first: Aggregates, seco
     se = float(found.effect_size_ci_upper - found.effect_size_ci_lower) / 2
     low, high = 1 + float(found.rel_effect_size_ci_lower), 1 + float(found.rel_effect_size_ci_upper)
     return se, math.log(high / low) / 2 if 0 < low < math.inf else math.nan
+
+
+def _mean(arm: Aggregates, metric: Metric) -> float:
+    bottom = arm.mean(metric.denom)
+    return float(arm.mean(metric.numer) / bottom) if bottom else math.nan
 
 
 def _varies(metric: Metric, *arms: Moments) -> bool:

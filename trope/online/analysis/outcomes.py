@@ -23,6 +23,7 @@ from trope.times import DAY
 
 OUTCOMES = ("converted", "items", "orders", "revenue")
 """What is summed per user. `converted` is 1 for a user with an order."""
+SUMS = ("items", "orders", "revenue")
 REVENUE = "revenue"
 
 
@@ -49,7 +50,7 @@ class Outcomes:
 
 
 def find_outcomes(request: Request, revenue_col: str | None = None) -> Source:
-    """The source of a file, folder or glob of outcomes. Columns are user_id, item_id and timestamp unless named.
+    """The source of a file, folder or glob of outcomes. Columns are user_id (or user), item_id (or item), timestamp.
 
     revenue_col: the column with an amount; by default `revenue` where the files have it.
     """
@@ -57,19 +58,27 @@ def find_outcomes(request: Request, revenue_col: str | None = None) -> Source:
         raise ValueError(
             f"OUTCOMES must be files, as EXPOSURES are; export the table of {shown(request.text)} as Parquet"
         )
-    named = replace(
-        request,
-        user_col=request.user_col or "user_id",
-        item_col=request.item_col or "item_id",
-        time_col=request.time_col or "timestamp",
-    )
-    source = resolve(named)
+    source = _resolved(request)
     column = revenue_col or (REVENUE if REVENUE in source.fields else None)
     if column is None:
         return source
     if source.kind != "json" and column not in source.fields:
         raise ValueError(f"{source.name} has no column {column!r} for the revenue; it has {', '.join(source.fields)}")
     return check_columns(replace(source, columns=_with_value(source.columns, column)))
+
+
+def _resolved(request: Request) -> Source:
+    """The source, under the first names that its files have: those of a server's events, or those of a log."""
+    errors = []
+    for user, item in (("user_id", "item_id"), ("user", "item")):
+        try:
+            named = replace(request, user_col=request.user_col or user, item_col=request.item_col or item)
+            return resolve(named)
+        except FileNotFoundError:
+            raise
+        except ValueError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def read_outcomes(
@@ -101,11 +110,9 @@ def read_outcomes(
     else:
         past = read_orders(before, engine)
         pre = past.filter(past.time < experiment.started)
-    users = _joined(exposed, _totals(after), "")
-    users = engine.keep(_joined(users, _totals(pre), "pre_"))
-    days = after.group_by("user", day=((after.time - experiment.started) // DAY).cast("int64")).aggregate(
-        items=after["items"].sum(), orders=after.count(), revenue=after.revenue.sum()
-    )
+    users = joined(exposed, totals(after), "")
+    users = engine.keep(joined(users, totals(pre), "pre_"))
+    days = by_day(after, experiment.started)
     has_pre = bool(users.pre_orders.sum().to_pyarrow().as_py())
     if before is not None and not has_pre:
         raise ValueError(
@@ -128,11 +135,15 @@ def read_outcomes(
 def read_orders(source: Source, engine: Engine) -> ir.Table:
     """The orders of a log: columns `user` (text), `time` (Unix seconds), `items` (rows), `revenue` (0 without it)."""
     events = clean(engine.read(source), source, skip_bad=False)
-    table = events.table
+    return orders_of(events.table, events.ticks, source)
+
+
+def orders_of(table: ir.Table, ticks: int, source: Source) -> ir.Table:
+    """The orders of checked events. ticks: units of `tick` in a second."""
     revenue = _revenue(table, source)
     key = table.basket if "basket" in table.columns else table.tick
     table = table.select(
-        user=table.user.cast("string"), key=key, time=(table.tick // events.ticks).cast("int64"), revenue=revenue
+        user=table.user.cast("string"), key=key, time=(table.tick // ticks).cast("int64"), revenue=revenue
     )
     return (
         table.group_by("user", "key")
@@ -159,24 +170,35 @@ def _revenue(table: ir.Table, source: Source) -> ir.Value:
     return value
 
 
-def _totals(orders: ir.Table) -> ir.Table:
+def by_day(orders: ir.Table, started: int) -> ir.Table:
+    """Sums of each user's orders of each day since the start: columns `user`, `day` and SUMS."""
+    return orders.group_by("user", day=((orders.time - started) // DAY).cast("int64")).aggregate(
+        items=orders["items"].sum(), orders=orders.count(), revenue=orders.revenue.sum()
+    )
+
+
+def with_conversion(days: ir.Table) -> ir.Table:
+    """Days with `converted`: 1 on the day of the user's first order, else 0."""
+    ordered = ibis.ifelse(days.orders > 0, days.day, ibis.null("int64"))
+    first = ordered.min().over(ibis.window(group_by="user"))
+    return days.mutate(converted=(days.day == first).fill_null(False).cast("int64"))
+
+
+def totals(orders: ir.Table) -> ir.Table:
     """Sums of each user's orders."""
     return orders.group_by("user").aggregate(
         items=orders["items"].sum(), orders=orders.count(), revenue=orders.revenue.sum()
     )
 
 
-def _joined(users: ir.Table, totals: ir.Table, prefix: str) -> ir.Table:
-    """The users with their totals under `prefix`; users without an order have zeros."""
-    totals = totals.rename({f"{prefix}{name}": name for name in ("items", "orders", "revenue")} if prefix else {})
-    joined = users.join(totals, "user", how="left")
-    joined = joined.drop(*(column for column in joined.columns if column.endswith("_right")))
-    filled = {
-        f"{prefix}{name}": joined[f"{prefix}{name}"].fill_null(0).cast("float64")
-        for name in ("items", "orders", "revenue")
-    }
-    joined = joined.mutate(**filled)
-    return joined.mutate(**{f"{prefix}converted": (joined[f"{prefix}orders"] > 0).cast("float64")})
+def joined(users: ir.Table, sums: ir.Table, prefix: str) -> ir.Table:
+    """The users with their sums under `prefix`; users without an order have zeros."""
+    names = [f"{prefix}{name}" for name in SUMS]
+    sums = sums.rename({f"{prefix}{name}": name for name in SUMS} if prefix else {})
+    found = users.join(sums, "user", how="left")
+    found = found.drop(*(column for column in found.columns if column.endswith("_right")))
+    found = found.mutate(**{name: found[name].fill_null(0).cast("float64") for name in names})
+    return found.mutate(**{f"{prefix}converted": (found[f"{prefix}orders"] > 0).cast("float64")})
 
 
 def _check(phases: dict[str, Any], source: Source) -> None:

@@ -81,9 +81,15 @@ def _arm(analysis: Analysis, arm: str) -> tuple[str, bool]:
 
 def _said(comparisons: list[Comparison]) -> str:
     return ", ".join(
-        f"{each.metric.label} {percent(each.reading.estimate.lift)} (adjusted p = {number(each.adjusted)})"
+        f"{each.metric.label} {percent(each.reading.estimate.lift)} (adjusted p {_equals(each.adjusted)})"
         for each in comparisons
     )
+
+
+def _equals(p: float) -> str:
+    """`= 0.037`, or `< 0.001`."""
+    said = number(p)
+    return f"< {said[1:]}" if said.startswith("<") else f"= {said}"
 
 
 def percent(value: float) -> str:
@@ -99,4 +105,4 @@ def number(p: float) -> str:
     """A p-value as the paper writes it, to three digits after the point."""
     if math.isnan(p):
         return "n/a"
-    return f"{p:.3f}" if p >= 5e-4 else "<0.001" if p < 1e-4 else f"{p:.4f}"
+    return f"{p:.3f}" if p >= 1e-3 else "<0.001"
