@@ -31,7 +31,7 @@ import torch
 
 from trope.data.sources.resolve import Request
 from trope.environment import describe
-from trope.online.analysis.analyse import analyse
+from trope.online.analysis.analyse import Question, analyse
 from trope.online.analysis.verdict import judge
 from trope.online.simulation.answers import InProcess, open_arms
 from trope.online.simulation.population import Population, read_shop
@@ -40,6 +40,7 @@ from trope.online.simulation.rehearsal import rehearse
 from trope.online.simulation.truth import METRICS, Effect, holds, share, true_effects
 from trope.runs import read_metrics, write_json
 
+QUESTION = Question(metrics=",".join(METRICS))
 RESULTS = Path(__file__).parent.parent / "results" / "rehearsal.json"
 
 
@@ -95,7 +96,7 @@ def play(
         folder, begin = work / "one", time.perf_counter()
         played = rehearse(population, asked.days, arms, seed, folder)
         simulated = time.perf_counter() - begin
-        analysis = analyse(folder / EXPOSURES, Request(str(folder / OUTCOMES)), threads=1, memory="1GB", work=folder)
+        analysis = analyse(folder / EXPOSURES, Request(str(folder / OUTCOMES)), QUESTION, threads=1, work=folder)
         verdict = judge(analysis)
         record = {
             "seed": seed, "visits": len(played.traffic), "users": sum(analysis.users.values()), "seconds": simulated,
