@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trope.online import exposure_log
+from trope.online import exposure_log, exposures
 from trope.online.assignment import Experiment
 from trope.online.exposure_log import ExposureLog, finish_journals
 from trope.online.exposures import (
     EXPERIMENT,
     Exposure,
+    begin_experiment,
     open_experiment,
     read_experiment,
     schema,
@@ -203,6 +204,24 @@ def test_an_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.started == 100
     assert read_experiment(tmp_path) == Experiment("spring", {"a": 0.25, "b": 0.75}, 100, "spring")
     assert [again.arm_of(str(user)) for user in range(50)] == [first.arm_of(str(user)) for user in range(50)]
+
+
+def test_servers_that_begin_together_agree_on_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second server that saw no experiment.json yet must not move the start of the first."""
+    first = begin_experiment(tmp_path, "spring", ARMS, 100, dict.fromkeys(ARMS, "v1"))
+    real, seen = exposures.read_experiment, list[int]()
+
+    def late(folder: Path) -> Experiment | None:
+        seen.append(1)
+        return None if len(seen) == 1 else real(folder)
+
+    monkeypatch.setattr(exposures, "read_experiment", late)
+    second = begin_experiment(tmp_path, "spring", ARMS, 107, dict.fromkeys(ARMS, "v2"))
+    assert (first.started, second.started) == (100, 100)
+    assert json.loads((tmp_path / EXPERIMENT).read_text())["arms"]["trope"]["model"] == "v2"
+    assert [path.name for path in tmp_path.iterdir()] == [EXPERIMENT]
+    with pytest.raises(NotADirectoryError, match="is a file; name a folder with --exposures"):
+        begin_experiment(tmp_path / EXPERIMENT, "spring", ARMS, 100, {})
 
 
 def test_another_experiment_does_not_mix_in(tmp_path: Path) -> None:

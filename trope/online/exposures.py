@@ -7,7 +7,9 @@ exposures-*.parquet    one row for each list that was shown; see `schema`. A fil
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +69,23 @@ def write_experiment(folder: Path, experiment: Experiment, models: Mapping[str, 
     said = {"format": FORMAT, "name": experiment.name, "salt": experiment.salt, "started": experiment.started}
     with atomic_file(folder / EXPERIMENT) as partial:
         partial.write_text(json.dumps({**said, "arms": arms}, indent=2) + "\n", encoding="utf-8")
+
+
+def begin_experiment(
+    folder: Path, name: str, arms: Mapping[str, float], now: int, models: Mapping[str, str]
+) -> Experiment:
+    """Open the experiment of a folder and write down its models. Of servers that begin it together, one sets the time."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; name a folder with --exposures")
+    folder.mkdir(parents=True, exist_ok=True)
+    experiment = open_experiment(folder, name, arms, now)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as fresh:
+        write_experiment(Path(fresh), experiment, models)
+        with contextlib.suppress(FileExistsError):
+            (folder / EXPERIMENT).hardlink_to(Path(fresh) / EXPERIMENT)  # unlike a rename, it never replaces
+    experiment = open_experiment(folder, name, arms, now)
+    write_experiment(folder, experiment, models)
+    return experiment
 
 
 def read_experiment(folder: Path) -> Experiment | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trope.online.assignment import ArmOption, Experiment, read_arms
 from trope.online.exposure_log import ExposureLog
-from trope.online.exposures import open_experiment, write_experiment
+from trope.online.exposures import begin_experiment
 from trope.server.served import Served
 from trope.server.trial import Trial
 
@@ -54,8 +54,9 @@ def open_trial(
 ) -> Trial:
     """Begin an experiment, or go on with the one in the folder. exposures: by default `EXPOSURES` / name."""
     folder = EXPOSURES / name if exposures is None else exposures
-    experiment = open_experiment(folder, name, {arm.name: arm.share for arm in runs.values()}, int(time.time()))
+    shares = {arm.name: arm.share for arm in runs.values()}
+    versions = {arm: served.version for arm, served in models.items()}
+    experiment = begin_experiment(folder, name, shares, int(time.time()), versions)
     log = ExposureLog(folder)
-    write_experiment(folder, experiment, {arm: served.version for arm, served in models.items()})
     watched = {arm.name: Path(arm.run) for arm in runs.values()} if watch else {}
     return Trial(experiment, models, log, may_override, watched)
