@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trope.cli.abtest_simulate import simulate
+
 if TYPE_CHECKING:
     from trope.online.analysis.analyse import Analysis
     from trope.online.analysis.verdict import Verdict
 
 abtest = typer.Typer(help="Plan, analyse and rehearse an online experiment.", no_args_is_help=True)
+abtest.command()(simulate)
 
 _COLUMNS = "Columns of the outcomes"
 _LOG = "Columns of the log"
