@@ -24,9 +24,7 @@ from trope.models.recommender import SequentialRecommender
 from trope.models.softmax_attention import SoftmaxAttention
 
 
-def attention_maps(
-    model: SequentialRecommender, items_1L: Tensor, times_1L: Tensor, t_now_1: Tensor
-) -> list[Tensor]:
+def attention_maps(model: SequentialRecommender, items_1L: Tensor, times_1L: Tensor, t_now_1: Tensor) -> list[Tensor]:
     """Each block's attention of every query to every key of one history, mean over heads, [L, L]; [] for TiSASRec."""
     return [weights_HLL.mean(0) for weights_HLL in _weights(model, items_1L, times_1L, t_now_1)]
 

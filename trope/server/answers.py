@@ -236,8 +236,8 @@ def looked_at(served: Served, cut: Cut, moment: int) -> list[dict[str, Any]]:
     model, device = served.recommender.model, served.recommender.device
     window = slice(max(0, cut.length - model.config.model.max_len), cut.length)
     items_L, times_L = cut.person.items[window], cut.person.times[window]
-    history = (torch.from_numpy(x).to(device)[None] for x in (items_L, times_L))
-    shares_L = attention_shares(model, *history, torch.tensor([moment], device=device))
+    items_1L, times_1L = (torch.from_numpy(x).to(device)[None] for x in (items_L, times_L))
+    shares_L = attention_shares(model, items_1L, times_1L, torch.tensor([moment], device=device))
     if shares_L is None:
         return []
     best = torch.argsort(-shares_L, stable=True)[:LOOKED_AT].tolist()
