@@ -122,7 +122,6 @@ def _report(analysis: Analysis, verdict: Verdict, out: Path) -> None:
     from trope.runs import write_json, write_text
 
     page = to_page(analysis, verdict)
-    show(page, screen())
     pictures: list[tuple[bytes, str]] = []
     names: list[str] = []
     try:
@@ -139,6 +138,7 @@ def _report(analysis: Analysis, verdict: Verdict, out: Path) -> None:
     write_text(out / "report.md", to_markdown(page, [name for name in names if name.endswith(".png")]))
     write_text(out / "report.html", to_html(page, pictures))
     write_json(out / "analysis.json", to_json(analysis, verdict))
+    show(page, screen())
     typer.echo(
         f"\nreport: {', '.join(printable(out / name) for name in ('report.html', 'report.md', 'analysis.json'))}"
     )
