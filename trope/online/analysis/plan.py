@@ -137,7 +137,7 @@ def _series(source: Source, asked: Metric, design: Design, engine: Engine) -> tu
     orders = engine.keep(orders_of(table, events.ticks, source))
     late = seen.filter(seen.time >= start)
     users = late.group_by("user").aggregate(first=late.time.min())
-    users = joined(users, totals(orders.filter(orders.time < start)), "pre_")
+    users = joined(users, totals(orders, {"pre_": orders.time < start}), "pre_")
     users = users.mutate(arm=ibis.literal(0, "int32"), entered=((users["first"] - start) // DAY).cast("int64"))
     users = engine.keep(users)
     steps = with_conversion(by_day(orders.filter(orders.time >= start), start)).select("user", "day", *asked.columns)
