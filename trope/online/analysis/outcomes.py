@@ -84,14 +84,19 @@ def _resolved(request: Request) -> Source:
 
 
 def read_outcomes(
-    source: Source, before: Source | None, exposed: ir.Table, experiment: Experiment, engine: Engine
+    source: Source,
+    before: Source | None,
+    exposed: ir.Table,
+    experiment: Experiment,
+    engine: Engine,
+    skip_bad: bool = False,
 ) -> Outcomes:
     """Join outcomes to exposed users.
 
     before: outcomes from before the experiment; None takes those of `source`.
-    exposed: `Exposed.users`.
+    exposed: `Exposed.users`. skip_bad: leave bad rows out instead of refusing them.
     """
-    orders = read_orders(source, engine)
+    orders = read_orders(source, engine, skip_bad)
     known = orders.join(exposed.select("user", "first"), "user", how="left")
     phase = ibis.cases(
         (known.time < experiment.started, _BEFORE),
@@ -110,7 +115,7 @@ def read_outcomes(
     if before is None:
         users = joined(exposed, totals(mine, parts), *parts)
     else:
-        past = read_orders(before, engine)
+        past = read_orders(before, engine, skip_bad)
         users = joined(exposed, totals(mine, {"": parts[""]}), "")
         users = joined(users, totals(past, {"pre_": past.time < experiment.started}), "pre_")
     users = engine.keep(users)
@@ -133,9 +138,9 @@ def read_outcomes(
     )
 
 
-def read_orders(source: Source, engine: Engine) -> ir.Table:
+def read_orders(source: Source, engine: Engine, skip_bad: bool = False) -> ir.Table:
     """The orders of a log: columns `user` (text), `time` (Unix seconds), `items` (rows), `revenue` (0 without it)."""
-    events = clean(engine.read(source), source, skip_bad=False)
+    events = clean(engine.read(source), source, skip_bad)
     return orders_of(events.table, events.ticks, source)
 
 
