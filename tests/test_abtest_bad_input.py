@@ -13,6 +13,7 @@ from abtest_logs import DAY, START, Logs, experiment, write_exposures, write_rec
 
 from trope.data.sources.resolve import Request
 from trope.online.analysis.analyse import Analysis, Question, analyse
+from trope.online.analysis.looks import Plan
 from trope.online.analysis.verdict import judge
 
 FEW = experiment(users=40, days=2)
@@ -216,6 +217,14 @@ def test_a_sound_experiment_has_a_winner(tmp_path: Path) -> None:
     assert verdict.said.startswith("Winner: trope beats control: CVR +")
     loser = judge(run(tmp_path, None, metrics="revenue", control="trope"))
     assert loser.winners == [] and loser.said.startswith("No winner: control is worse than trope: Revenue -")
+
+
+@pytest.mark.parametrize("plan", [Plan(looks=2, horizon=8), Plan(always=True)], ids=lambda plan: plan.kind)
+def test_a_strong_effect_wins_before_the_end(plan: Plan, tmp_path: Path) -> None:
+    found = run(tmp_path, broken("nothing"), metrics="revenue", plan=plan)
+    reading = found.of("revenue").reading
+    assert judge(found).winners == ["trope"]
+    assert reading.crossed is not None and reading.crossed <= 3 and reading.rises and reading.low > 0
 
 
 def test_no_effect_has_no_winner(tmp_path: Path) -> None:
