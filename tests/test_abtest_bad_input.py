@@ -13,6 +13,7 @@ from abtest_logs import DAY, START, Logs, experiment, write_exposures, write_rec
 
 from trope.data.sources.resolve import Request
 from trope.online.analysis.analyse import Analysis, Question, analyse
+from trope.online.analysis.looks import Plan
 from trope.online.analysis.verdict import judge
 
 FEW = experiment(users=40, days=2)
@@ -136,6 +137,7 @@ def test_bad_files_get_one_line(harm: Callable[[Path], None], message: str, tmp_
         ({"metrics": "orders/orders"}, "unknown metric 'orders/orders'"),
         ({"metrics": "orders,orders"}, "names 'orders' twice"),
         ({"metrics": ","}, "names no metric"),
+        ({"on_bad": "ignore"}, "--on-bad must be one of fail, skip"),
         ({"alpha": 0.7}, "--alpha must lie between 0 and 0.5"),
         ({"revenue_col": "price"}, "no column 'price' for the revenue"),
         ({"segments": Path("nowhere.csv")}, "no file of segments at nowhere.csv"),
@@ -157,6 +159,18 @@ def test_bad_segments_get_one_line(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ValueError, match=message):
             run(tmp_path, FEW, segments=file)
+
+
+def test_bad_outcomes_are_named_or_skipped(tmp_path: Path) -> None:
+    exposures, _ = FEW.write(tmp_path)
+    file = tmp_path / "outcomes.csv"
+    rows = [f"{user};{item};{time};{paid}" for user, item, time, paid in FEW.outcomes]
+    file.write_text("\n".join(["user_id;item_id;timestamp;revenue", *rows, "u1;i1;yesterday;3"]) + "\n")
+    request = Request(str(file), delimiter=";")
+    with pytest.raises(ValueError, match=f"1 bad row: outcomes.csv line {len(rows) + 2}: .*--on-bad skip"):
+        analyse(exposures, request, threads=1)
+    found = analyse(exposures, request, Question(on_bad="skip"), threads=1)
+    assert found.outcomes.rows == len(FEW.outcomes)
 
 
 def broken(kind: str) -> Logs:
@@ -203,6 +217,14 @@ def test_a_sound_experiment_has_a_winner(tmp_path: Path) -> None:
     assert verdict.said.startswith("Winner: trope beats control: CVR +")
     loser = judge(run(tmp_path, None, metrics="revenue", control="trope"))
     assert loser.winners == [] and loser.said.startswith("No winner: control is worse than trope: Revenue -")
+
+
+@pytest.mark.parametrize("plan", [Plan(looks=2, horizon=8), Plan(always=True)], ids=lambda plan: plan.kind)
+def test_a_strong_effect_wins_before_the_end(plan: Plan, tmp_path: Path) -> None:
+    found = run(tmp_path, broken("nothing"), metrics="revenue", plan=plan)
+    reading = found.of("revenue").reading
+    assert judge(found).winners == ["trope"]
+    assert reading.crossed is not None and reading.crossed <= 3 and reading.rises and reading.low > 0
 
 
 def test_no_effect_has_no_winner(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from data_logs import prepared
 from serving import Process, make_data, make_run
+
+from trope.data.synthetic import CalendarShop, write_events
 
 pytestmark = pytest.mark.serve
 
@@ -56,6 +59,28 @@ def test_nothing_shown_is_lost_by_a_gentle_end_or_a_kill(arms: list[str], tmp_pa
     assert sorted(row["request_id"] for row in rows) == sorted([*answers, *again])
     assert {(row["user_id"], row["arm"]) for row in rows} == {(a["user_id"], a["arm"]) for a in answers.values()}
     assert json.loads((tmp_path / "shown" / "experiment.json").read_text())["arms"].keys() == {"control", "trope"}
+
+
+def test_a_rehearsal_with_a_real_server(tmp_path: Path) -> None:
+    """`trope abtest simulate`: server, exposures, outcomes, analysis and the true effect."""
+    shop = CalendarShop.only("yearly", users=60, items=120, mean_events=60, years=2)
+    write_events(tmp_path / "shop.parquet", shop, progress=False)
+    data = prepared(tmp_path / "shop.parquet", tmp_path / "data")
+    runs = [make_run(data, tmp_path / name, name) for name in ("hstu-trope", "trope")]
+    command = [
+        sys.executable, "-m", "trope", "abtest", "simulate", f"--arm=control={runs[0]}", f"--arm=trope={runs[1]}",
+        "--shop", str(tmp_path / "shop.truth.json"), "--days", "30", "--repetitions", "2",
+        "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "No winner" in done.stdout or "Winner" in done.stdout
+    assert "Holds the truth" in done.stdout
+    visits = int(done.stdout.split(" visits")[0].replace(",", ""))
+    files = list((tmp_path / "out" / "exposures").glob("exposures-*.parquet"))
+    assert sum(pq.read_table(file).num_rows for file in files) == visits > 50
+    models = json.loads((tmp_path / "out" / "exposures" / "experiment.json").read_text())["arms"]
+    assert len({arm["model"] for arm in models.values()}) == 2, "the server wrote the versions of its weights"
 
 
 def test_wrong_starts_are_one_line(arms: list[str], tmp_path: Path) -> None:

@@ -71,6 +71,13 @@ def analyse(
     time_unit: Annotated[
         str | None, typer.Option(help="s, ms, us, ns or iso. Default: s.", rich_help_panel=_COLUMNS)
     ] = None,
+    time_format: Annotated[
+        str | None, typer.Option(help="Dates as text, other than ISO: %d/%m/%Y %H:%M, ...", rich_help_panel=_COLUMNS)
+    ] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Character between CSV fields. Default: a comma.", rich_help_panel=_COLUMNS)
+    ] = None,
+    on_bad: Annotated[str, typer.Option(help="At a bad row: fail, or skip it.", rich_help_panel=_COLUMNS)] = "fail",
     engine: Annotated[str, typer.Option(help="duckdb or spark.", rich_help_panel=_ENGINE)] = "duckdb",
     threads: Annotated[int | None, typer.Option(help="DuckDB: cores. Default: all.", rich_help_panel=_ENGINE)] = None,
     memory: Annotated[
@@ -91,7 +98,7 @@ def analyse(
     from trope.online.analysis.verdict import judge
 
     plan = Plan(looks, horizon, always, spending)
-    question = Question(control, metrics, pre, segments, plan, alpha, cuped, revenue_col)
+    question = Question(control, metrics, pre, segments, plan, alpha, cuped, revenue_col, on_bad)
     request = Request(
         outcomes,
         user_col=user_col,
@@ -99,6 +106,8 @@ def analyse(
         time_col=time_col,
         basket_col=basket_col,
         time_unit=time_unit,
+        time_format=time_format,
+        delimiter=delimiter,
     )
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"--out {out} is a file; name a folder")
@@ -125,7 +134,6 @@ def _report(analysis: Analysis, verdict: Verdict, out: Path) -> None:
     from trope.runs import write_json, write_text
 
     page = to_page(analysis, verdict)
-    show(page, screen())
     pictures: list[tuple[bytes, str]] = []
     names: list[str] = []
     try:
@@ -142,6 +150,7 @@ def _report(analysis: Analysis, verdict: Verdict, out: Path) -> None:
     write_text(out / "report.md", to_markdown(page, [name for name in names if name.endswith(".png")]))
     write_text(out / "report.html", to_html(page, pictures))
     write_json(out / "analysis.json", to_json(analysis, verdict))
+    show(page, screen())
     typer.echo(
         f"\nreport: {', '.join(printable(out / name) for name in ('report.html', 'report.md', 'analysis.json'))}"
     )
@@ -180,6 +189,13 @@ def plan(
     time_unit: Annotated[
         str | None, typer.Option(help="s, ms, us, ns or iso. Default: s.", rich_help_panel=_LOG)
     ] = None,
+    time_format: Annotated[
+        str | None, typer.Option(help="Dates as text, other than ISO: %d/%m/%Y %H:%M, ...", rich_help_panel=_LOG)
+    ] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Character between CSV fields. Default: a comma.", rich_help_panel=_LOG)
+    ] = None,
+    on_bad: Annotated[str, typer.Option(help="At a bad row: fail, or skip it.", rich_help_panel=_LOG)] = "fail",
 ) -> None:
     """Say how many users and days an experiment needs, from a log's own traffic, spread and history.
 
@@ -196,10 +212,10 @@ def plan(
     from trope.online.analysis.verdict import percent
     from trope.runs import write_json
 
-    design = Design(metric, mde, power, alpha, share, looks, spending, tuple(event or ()))
+    design = Design(metric, mde, power, alpha, share, looks, spending, tuple(event or ()), on_bad)
     request = Request(
         log, user_col=user_col, item_col=item_col, time_col=time_col, basket_col=basket_col, event_col=event_col,
-        time_unit=time_unit,
+        time_unit=time_unit, time_format=time_format, delimiter=delimiter,
     )  # fmt: skip
     found = forecast(request, design, revenue_col)
     typer.echo(printable(finding(found)))

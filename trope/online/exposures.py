@@ -74,15 +74,16 @@ def write_experiment(folder: Path, experiment: Experiment, models: Mapping[str, 
 def begin_experiment(
     folder: Path, name: str, arms: Mapping[str, float], now: int, models: Mapping[str, str]
 ) -> Experiment:
-    """Open the experiment of a folder and write down its models. Of servers that begin it together, one sets the time."""
+    """Open the experiment of a folder and write down its models; servers that begin together agree on the start."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file; name a folder with --exposures")
     folder.mkdir(parents=True, exist_ok=True)
     experiment = open_experiment(folder, name, arms, now)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as fresh:
         write_experiment(Path(fresh), experiment, models)
-        with contextlib.suppress(FileExistsError):
-            (folder / EXPERIMENT).hardlink_to(Path(fresh) / EXPERIMENT)  # unlike a rename, it never replaces
+        # Unlike a rename, a link never replaces. A disk without links has the file from `write_experiment` below.
+        with contextlib.suppress(OSError):
+            (folder / EXPERIMENT).hardlink_to(Path(fresh) / EXPERIMENT)
     experiment = open_experiment(folder, name, arms, now)
     write_experiment(folder, experiment, models)
     return experiment

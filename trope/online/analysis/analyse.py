@@ -14,6 +14,7 @@ import ibis.expr.types as ir
 from trope.data.engines.base import Engine
 from trope.data.engines.failure import explain
 from trope.data.engines.open import open_engine
+from trope.data.prepare import ON_BAD
 from trope.data.sources.description import Columns, Source
 from trope.data.sources.resolve import Request
 from trope.online.analysis.estimates import Estimate, compare, holm
@@ -33,7 +34,8 @@ MOST_DAYS = 1_000
 @dataclass(frozen=True)
 class Question:
     """What is asked of an experiment. control, metrics: None for the defaults. pre: outcomes from before, by default
-    those of the outcomes that precede the start. segments: a file of `trope.online.analysis.segments`."""
+    those of the outcomes that precede the start. segments: a file of `trope.online.analysis.segments`. on_bad: `fail`
+    at a bad row of the outcomes, or `skip` it."""
 
     control: str | None = None
     metrics: str | None = None
@@ -43,10 +45,13 @@ class Question:
     alpha: float = 0.05
     cuped: bool = True
     revenue_col: str | None = None
+    on_bad: str = "fail"
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < 0.5:
             raise ValueError(f"--alpha must lie between 0 and 0.5, got {self.alpha}")
+        if self.on_bad not in ON_BAD:
+            raise ValueError(f"--on-bad must be one of {', '.join(ON_BAD)}, got {self.on_bad!r}")
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ def analyse(
         with _explained(running, shown):
             exposed = read_exposures(exposures, experiment, running)
         with _explained(running, source):
-            done = read_outcomes(source, before, exposed.users, experiment, running)
+            done = read_outcomes(source, before, exposed.users, experiment, running, question.on_bad == "skip")
             return _analysis(experiment, question, metrics, exposed, done, running, Path(folder), outcomes)
 
 

@@ -75,7 +75,7 @@ def read_exposures(folder: Path, experiment: Experiment, engine: Engine) -> Expo
             arm=used.code.min(), other=used.code.max(), first=used.moment.min(), exposures=used.count()
         )
     )
-    _check_arms(users)
+    _check_users(users, folder)
     counts = _first_exposures(users, experiment.started)
     empty = [arm for place, arm in enumerate(experiment.names) if not any(key[0] == place for key in counts)]
     if empty:
@@ -104,7 +104,6 @@ def _facts(scan: ir.Table, experiment: Experiment) -> dict[str, int]:
             exposures=used.cast("int64").sum(),
             early=(used & (scan.moment < experiment.started)).cast("int64").sum(),
             foreign=_is_foreign(scan, experiment).cast("int64").sum(),
-            no_user=(scan.user.isnull() | (scan.user == "")).cast("int64").sum(),
             no_time=scan.moment.isnull().cast("int64").sum(),
             no_flag=scan.forced.isnull().cast("int64").sum(),
             unknown=(used & (scan.code < 0)).cast("int64").sum(),
@@ -130,7 +129,7 @@ def _check(facts: dict[str, int], scan: ir.Table, folder: Path, experiment: Expe
             f"{folder} has {facts['foreign']:,} exposures of another experiment ({other!r}, not {experiment.name!r}); "
             "move those files into a folder of their own"
         )
-    for what, missing in (("user_id", "no_user"), ("moment", "no_time"), ("forced", "no_flag")):
+    for what, missing in (("moment", "no_time"), ("forced", "no_flag")):
         if facts[missing]:
             raise ValueError(f"{folder} has {facts[missing]:,} exposures without {what}; mend or remove those rows")
     if not facts["exposures"]:
@@ -155,8 +154,11 @@ def _check(facts: dict[str, int], scan: ir.Table, folder: Path, experiment: Expe
         )
 
 
-def _check_arms(users: ir.Table) -> None:
-    """Refuse users who saw two arms."""
+def _check_users(users: ir.Table, folder: Path) -> None:
+    """Refuse users without a name, and users who saw two arms."""
+    nobody = users.filter(users.user.isnull() | (users.user == "")).exposures.sum().to_pyarrow().as_py()
+    if nobody:
+        raise ValueError(f"{folder} has {int(nobody):,} exposures without user_id; mend or remove those rows")
     both = users.filter(users.arm != users.other)
     count = int(both.count().to_pyarrow().as_py())
     if count:

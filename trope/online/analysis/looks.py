@@ -77,6 +77,12 @@ class Reading:
     points: list[Point]
     crossed: int | None
 
+    @property
+    def rises(self) -> bool:
+        """Whether the arm is above control, at the look that decided where there was one."""
+        decided = [point.z for point in self.points if point.day == self.crossed]
+        return (decided[0] if decided else self.estimate.z) > 0
+
 
 def cumulated(days: Mapping[tuple[int, int], Moments], arm: int, last: int) -> list[Moments]:
     """Moments of an arm after each of the days 0 .. last."""

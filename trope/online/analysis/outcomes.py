@@ -6,8 +6,8 @@ row on, so that its rows never fall on two sides of an exposure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import ibis
 import ibis.expr.types as ir
@@ -25,6 +25,8 @@ OUTCOMES = ("converted", "items", "orders", "revenue")
 """What is summed per user. `converted` is 1 for a user with an order."""
 SUMS = ("items", "orders", "revenue")
 REVENUE = "revenue"
+# When an order was made: before the experiment, by somebody never exposed, before the first exposure, after it.
+_BEFORE, _STRANGER, _EARLY, _AFTER = range(4)
 
 
 @dataclass(frozen=True)
@@ -82,59 +84,63 @@ def _resolved(request: Request) -> Source:
 
 
 def read_outcomes(
-    source: Source, before: Source | None, exposed: ir.Table, experiment: Experiment, engine: Engine
+    source: Source,
+    before: Source | None,
+    exposed: ir.Table,
+    experiment: Experiment,
+    engine: Engine,
+    skip_bad: bool = False,
 ) -> Outcomes:
     """Join outcomes to exposed users.
 
     before: outcomes from before the experiment; None takes those of `source`.
-    exposed: `Exposed.users`.
+    exposed: `Exposed.users`. skip_bad: leave bad rows out instead of refusing them.
     """
-    orders = read_orders(source, engine)
+    orders = read_orders(source, engine, skip_bad)
     known = orders.join(exposed.select("user", "first"), "user", how="left")
-    known = engine.keep(
-        known.mutate(
-            phase=ibis.cases(
-                (known.time < experiment.started, "before"),
-                (known["first"].isnull(), "stranger"),
-                (known.time < known["first"], "early"),
-                else_="after",
-            )
-        )
+    phase = ibis.cases(
+        (known.time < experiment.started, _BEFORE),
+        (known["first"].isnull(), _STRANGER),
+        (known.time < known["first"], _EARLY),
+        else_=_AFTER,
     )
+    known = known.mutate(phase=phase.cast("int8"), exposed=known["first"].notnull())
+    known = engine.keep(known.select("user", "time", "items", "revenue", "phase", "exposed"))
     by_phase = known.group_by("phase").aggregate(rows=known["items"].sum(), last=known.time.max())
     phases = {row["phase"]: row for row in by_phase.to_pyarrow().to_pylist()}
-    _check(phases, source)
-    after = known.filter(known.phase == "after")
+    counts = {phase: int(phases[phase]["rows"]) if phase in phases else 0 for phase in range(4)}
+    _check(counts, source)
+    mine = known.filter(known.exposed)
+    parts = {"": mine.phase == _AFTER, "pre_": mine.phase == _BEFORE}
     if before is None:
-        pre = known.filter((known.phase == "before") & known["first"].notnull())
+        users = joined(exposed, totals(mine, parts), *parts)
     else:
-        past = read_orders(before, engine)
-        pre = past.filter(past.time < experiment.started)
-    users = joined(exposed, totals(after), "")
-    users = engine.keep(joined(users, totals(pre), "pre_"))
-    days = by_day(after, experiment.started)
+        past = read_orders(before, engine, skip_bad)
+        users = joined(exposed, totals(mine, {"": parts[""]}), "")
+        users = joined(users, totals(past, {"pre_": past.time < experiment.started}), "pre_")
+    users = engine.keep(users)
+    days = by_day(mine.filter(mine.phase == _AFTER), experiment.started)
     has_pre = bool(users.pre_orders.sum().to_pyarrow().as_py())
     if before is not None and not has_pre:
         raise ValueError(
             f"{before.name} has no outcome of an exposed user before the experiment started; leave out --pre"
         )
-    counts = {name: int(row["rows"]) for name, row in phases.items()}
     return Outcomes(
         users,
         days,
         source.columns.value is not None,
         has_pre,
         sum(counts.values()),
-        counts["after"],
-        counts.get("early", 0),
-        counts.get("stranger", 0),
-        int(phases["after"]["last"]),
+        counts[_AFTER],
+        counts[_EARLY],
+        counts[_STRANGER],
+        int(phases[_AFTER]["last"]),
     )
 
 
-def read_orders(source: Source, engine: Engine) -> ir.Table:
+def read_orders(source: Source, engine: Engine, skip_bad: bool = False) -> ir.Table:
     """The orders of a log: columns `user` (text), `time` (Unix seconds), `items` (rows), `revenue` (0 without it)."""
-    events = clean(engine.read(source), source, skip_bad=False)
+    events = clean(engine.read(source), source, skip_bad)
     return orders_of(events.table, events.ticks, source)
 
 
@@ -184,32 +190,32 @@ def with_conversion(days: ir.Table) -> ir.Table:
     return days.mutate(converted=(days.day == first).fill_null(False).cast("int64"))
 
 
-def totals(orders: ir.Table) -> ir.Table:
-    """Sums of each user's orders."""
-    return orders.group_by("user").aggregate(
-        items=orders["items"].sum(), orders=orders.count(), revenue=orders.revenue.sum()
-    )
+def totals(orders: ir.Table, parts: Mapping[str, ir.BooleanValue]) -> ir.Table:
+    """Sums of each user's orders: SUMS under each prefix, over the orders that its condition holds for."""
+    wanted = {}
+    for prefix, holds in parts.items():
+        wanted[f"{prefix}items"] = orders["items"].sum(where=holds)
+        wanted[f"{prefix}orders"] = orders.count(where=holds)
+        wanted[f"{prefix}revenue"] = orders.revenue.sum(where=holds)
+    return orders.group_by("user").aggregate(**wanted)
 
 
-def joined(users: ir.Table, sums: ir.Table, prefix: str) -> ir.Table:
-    """The users with their sums under `prefix`; users without an order have zeros."""
-    names = [f"{prefix}{name}" for name in SUMS]
-    sums = sums.rename({f"{prefix}{name}": name for name in SUMS} if prefix else {})
+def joined(users: ir.Table, sums: ir.Table, *prefixes: str) -> ir.Table:
+    """The users with their sums, and `converted`, under each prefix; users without an order have zeros."""
     found = users.join(sums, "user", how="left")
-    found = found.drop(*(column for column in found.columns if column.endswith("_right")))
-    found = found.mutate(**{name: found[name].fill_null(0).cast("float64") for name in names})
-    return found.mutate(**{f"{prefix}converted": (found[f"{prefix}orders"] > 0).cast("float64")})
+    names = [f"{prefix}{name}" for prefix in prefixes for name in SUMS]
+    found = found.select(*users.columns, **{name: found[name].fill_null(0).cast("float64") for name in names})
+    return found.mutate(**{f"{prefix}converted": (found[f"{prefix}orders"] > 0).cast("float64") for prefix in prefixes})
 
 
-def _check(phases: dict[str, Any], source: Source) -> None:
+def _check(counts: Mapping[int, int], source: Source) -> None:
     """Refuse outcomes of which none follows an exposure."""
-    if "after" in phases:
+    if counts[_AFTER]:
         return
-    counts = {name: int(row["rows"]) for name, row in phases.items()}
-    early = counts.get("before", 0) + counts.get("early", 0)
-    if counts.get("stranger", 0) > early:
+    early = counts[_BEFORE] + counts[_EARLY]
+    if counts[_STRANGER] > early:
         raise ValueError(
-            f"no outcome of {source.name} is of an exposed user: {counts['stranger']:,} are of others; "
+            f"no outcome of {source.name} is of an exposed user: {counts[_STRANGER]:,} are of others; "
             "do both logs write user ids alike?"
         )
     raise ValueError(

@@ -20,6 +20,7 @@ from trope.data.engines.base import Engine
 from trope.data.engines.failure import explain
 from trope.data.engines.open import open_engine
 from trope.data.events import clean
+from trope.data.prepare import ON_BAD
 from trope.data.sources.description import Source
 from trope.data.sources.resolve import Request
 from trope.online.analysis.looks import cumulated
@@ -37,7 +38,7 @@ class Design:
     """What one wants to see. mde: the smallest relative lift to detect. share: of the users, for the treatment.
 
     looks: planned looks of a group sequential test, 1 for a single test. events: types of events that are outcomes;
-    all if empty.
+    all if empty. on_bad: `fail` at a bad row, or `skip` it.
     """
 
     metric: str = "conversion"
@@ -48,6 +49,7 @@ class Design:
     looks: int = 1
     spending: str = SPENDING[0]
     events: tuple[str, ...] = ()
+    on_bad: str = "fail"
 
     def __post_init__(self) -> None:
         for flag, value, high in (("--power", self.power, 1), ("--alpha", self.alpha, 0.5), ("--share", self.share, 1)):
@@ -57,6 +59,8 @@ class Design:
             raise ValueError(f"--mde must lie between 0 and 10 (0.02 is a lift of 2 %), got {self.mde:g}")
         if self.power <= self.alpha:
             raise ValueError(f"--power {self.power:g} must exceed --alpha {self.alpha:g}")
+        if self.on_bad not in ON_BAD:
+            raise ValueError(f"--on-bad must be one of {', '.join(ON_BAD)}, got {self.on_bad!r}")
         if EXPOSURES in self.metric:
             raise ValueError(f"--metric {self.metric}: a log has no exposures; plan with a mean per user or order")
 
@@ -119,7 +123,7 @@ def forecast(log: Request, design: Design, revenue_col: str | None = None, work:
 
 def _series(source: Source, asked: Metric, design: Design, engine: Engine) -> tuple[list[Moments], int]:
     """Moments of all users after each day of the log's second half, and its start."""
-    events = clean(engine.read(source), source, skip_bad=False)
+    events = clean(engine.read(source), source, design.on_bad == "skip")
     table = engine.keep(events.table)
     seen = table.select(user=table.user.cast("string"), time=(table.tick // events.ticks).cast("int64"))
     ends = seen.aggregate(first=seen.time.min(), last=seen.time.max()).to_pyarrow().to_pylist()[0]
@@ -137,7 +141,7 @@ def _series(source: Source, asked: Metric, design: Design, engine: Engine) -> tu
     orders = engine.keep(orders_of(table, events.ticks, source))
     late = seen.filter(seen.time >= start)
     users = late.group_by("user").aggregate(first=late.time.min())
-    users = joined(users, totals(orders.filter(orders.time < start)), "pre_")
+    users = joined(users, totals(orders, {"pre_": orders.time < start}), "pre_")
     users = users.mutate(arm=ibis.literal(0, "int32"), entered=((users["first"] - start) // DAY).cast("int64"))
     users = engine.keep(users)
     steps = with_conversion(by_day(orders.filter(orders.time >= start), start)).select("user", "day", *asked.columns)

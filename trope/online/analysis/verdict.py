@@ -58,8 +58,8 @@ def _arm(analysis: Analysis, arm: str) -> tuple[str, bool]:
     control, alpha, plan = analysis.experiment.control, analysis.question.alpha, analysis.question.plan
     found = [each for each in analysis.comparisons if each.arm == arm]
     moved = [each for each in found if each.adjusted < alpha]
-    up = [each for each in moved if each.reading.estimate.z > 0]
-    down = [each for each in moved if each.reading.estimate.z < 0]
+    up = [each for each in moved if each.reading.rises]
+    down = [each for each in moved if not each.reading.rises]
     if up and down:
         return f"No winner: {arm} gains {_said(up)} and loses {_said(down)} against {control}.", False
     if up:
