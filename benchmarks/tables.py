@@ -23,6 +23,7 @@ from typing import Any
 
 from table_parts import ROOT, markdown, rows
 from tables_online import ONLINE
+from tables_scale import SCALE
 from tables_speed import SPEED
 
 from trope.experiments.recipes import Recipe, recipe_files
@@ -280,6 +281,7 @@ ABLATED = ("globo-news-holdout", "globo-news", "amazon-grocery-5core-2014-holdou
 TABLES: dict[str, Callable[[], str]] = {
     **SPEED,
     **ONLINE,
+    **SCALE,
     "phases": phases,
     "recipes": recipes,
     "pace": pace,
