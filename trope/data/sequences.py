@@ -18,6 +18,7 @@ from trope.data import folder as files
 from trope.data.catalogue import write_catalogue
 from trope.data.checks import check_events, check_users, read_protocol
 from trope.data.protocols import Protocol
+from trope.data.shard_files import read_arrays
 from trope.data.windows import (
     History,
     Windows,
@@ -82,7 +83,7 @@ class Sequences:
 
     @classmethod
     def load(cls, path: str | Path, verify: bool = True) -> Sequences:
-        """Open a folder made by `trope prepare`.
+        """Open a folder made by `trope prepare`. Shards are all read; `trope.data.stream` reads some.
 
         verify: compare every array with its SHA-256, and look at every event: items, times, order, splits (reads all
             of it twice). Without it only sizes, types, and what is stored by user are checked, which is quick.
@@ -90,7 +91,7 @@ class Sequences:
         path = Path(path)
         meta = files.read_meta(path)
         protocol = read_protocol(path, meta)
-        arrays = {name: files.read_array(path, name, meta, verify) for name in files.ARRAYS if name in meta["arrays"]}
+        arrays = read_arrays(path, meta, verify)
         check_users(path, meta, arrays)
         if verify:
             check_events(path, meta, arrays, protocol)

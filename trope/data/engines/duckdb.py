@@ -6,8 +6,10 @@ Intermediate tables live in a database file in the work folder, where DuckDB com
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import ibis
@@ -17,12 +19,15 @@ import pyarrow as pa
 
 from trope.data.dates import microseconds
 from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents, no_space
+from trope.data.engines.shard_tables import ShardWriter, cut
 from trope.data.sources import parquet
 from trope.data.sources.description import Lookup, Source
 from trope.data.sources.text import check_text
 
 # Most of a laptop's 8 GB; the process needs some beside DuckDB's own limit.
 _MEMORY = "5GB"
+# Rows fetched at a time of a result that is not held as a whole.
+_ROWS = 1 << 18
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -67,6 +72,21 @@ class DuckDB:
         # Row order is carried by `place`, so DuckDB need not preserve it, which saves memory.
         self._run("SET preserve_insertion_order = false")
         return self._connection.create_table(f"kept_{next(self._numbers)}", table)
+
+    def each_shard(
+        self, users: ir.Table, events: ir.Table, shard_users: int, write: ShardWriter
+    ) -> Iterator[dict[str, Any]]:
+        # One sort of all events, on disk where it must: a query for each shard would read all of them each time.
+        who = cut(self._stream(users.order_by("user_id")), "user_id", shard_users)
+        rows = cut(self._stream(events.order_by("user", "tick", "place", "item")), "user", shard_users)
+        for (number, users_here), (same, events_here) in zip(who, rows, strict=True):
+            assert number == same, "every user has events"
+            yield write(number, users_here, events_here)
+
+    def _stream(self, table: ir.Table) -> pa.RecordBatchReader:
+        """The rows of a query as they come; on a connection of its own, since another query would end the stream."""
+        cursor = self._connection.con.cursor()
+        return cursor.execute(self._connection.compile(table)).fetch_record_batch(_ROWS)
 
     def read(self, source: Source) -> RawEvents:
         return self._read_parquet(source) if source.kind == "parquet" else self._read_text(source)
