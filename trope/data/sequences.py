@@ -151,7 +151,7 @@ class Sequences:
 
         How often each was chosen in training is written beside them.
         """
-        write_catalogue(self.path, self.meta, folder, self._training_counts().cpu().numpy())
+        write_catalogue(self.path, self.meta, folder, self.training_counts().cpu().numpy())
 
     def to(self, device: torch.device | str) -> Sequences:
         """The same data with every array on `device`."""
@@ -234,7 +234,7 @@ class Sequences:
         """Basket number of each event, where the source has baskets."""
         return self._tensors.get("baskets")
 
-    def _training_counts(self) -> torch.Tensor:
+    def training_counts(self) -> torch.Tensor:
         """How often each item was chosen in training, int64 [V]; some users at a time, since a log may be large."""
         counts = torch.zeros(self.num_items + 1, dtype=torch.int64, device=self.device)
         for users in torch.arange(self.num_users, device=self.device).split(1 << 16):
@@ -356,6 +356,10 @@ class Sequences:
         if split not in SPLITS:
             raise ValueError(f"split must be 'valid' or 'test', got {split!r}")
         return (self.train_end, self.valid_end) if split == "valid" else (self.test_start, self.test_end)
+
+    def can_evaluate(self, split: str) -> bool:
+        """Whether `valid` or `test` has a user."""
+        return len(self.eval_users(split)) > 0
 
     def eval_users(self, split: str) -> torch.Tensor:
         """The users of `valid` or `test`: those with a positive in it and at least one event before it."""

@@ -62,7 +62,7 @@ class TrainState:
     best, best_epoch, best_metrics: the criterion of validation at its best, after which epoch, and all metrics there.
     stalled: validations since the learning rate was last reduced or the criterion last rose.
     learning_rates: of the optimiser's groups. factors: of each epoch, its learning rate over that of the config.
-    seconds: spent so far.
+    seconds: spent so far. cursor: where in a stream the next batch begins; see `trope.train.block_order.Cursor`.
     """
 
     epoch: int = 0
@@ -76,6 +76,7 @@ class TrainState:
     learning_rates: list[float] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    cursor: list[int] | None = None
 
     @property
     def is_best(self) -> bool:
@@ -101,7 +102,7 @@ class Checkpoints:
                     OPTIMIZER: write_tensors(_optimizer_tensors(model, optimizer), partial / OPTIMIZER),
                     _MODEL_CONFIG: sha256_of(partial / _MODEL_CONFIG),  # which has the SHA-256 of the weights
                 }
-                write_json(partial / STATE, seal({"format": FORMAT, **asdict(state), "files": files}))
+                write_json(partial / STATE, seal({"format": FORMAT, **_stated(state), "files": files}))
         self.publish_best(model, state)
         for old in self._all()[:-KEEP]:
             shutil.rmtree(old)
@@ -190,7 +191,7 @@ def read_state(path: Path) -> tuple[TrainState, dict[str, str]]:
     found, files = content.pop("format", None), content.pop("files", {})
     if found not in (FORMAT, OLDER_FORMAT):
         raise ValueError(f"{file} has format {found!r}, this version of trope reads {FORMAT}; {_advice(path)}")
-    check_kinds(file, content, kinds, _advice(path))
+    check_kinds(file, {"cursor": None, **content}, kinds, _advice(path))
     if unknown := content.keys() - kinds.keys():
         raise ValueError(f"{file} is damaged or foreign: it has {sorted(unknown)}; {_advice(path)}")
     if not all(rate > 0 for rate in content["learning_rates"]):
@@ -200,6 +201,11 @@ def read_state(path: Path) -> tuple[TrainState, dict[str, str]]:
         if files.keys() != {OPTIMIZER, _MODEL_CONFIG}:
             raise ValueError(f"{file} is damaged or foreign: it has files {sorted(files)}; {_advice(path)}")
     return TrainState(**content), files
+
+
+def _stated(state: TrainState) -> dict[str, typing.Any]:
+    """What state.json says; of a store in memory, as before there were streams."""
+    return {name: value for name, value in asdict(state).items() if name != "cursor" or value is not None}
 
 
 _MOMENTS = {"step", "exp_avg", "exp_avg_sq"}

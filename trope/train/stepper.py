@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trope.config import Config
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream
 from trope.models.recommender import SequentialRecommender
 from trope.train.distributed import Group
 from trope.train.divergence import DivergenceGuard
@@ -31,7 +32,7 @@ class Stepper:
     def __init__(
         self,
         model: SequentialRecommender,
-        data: Sequences,
+        data: Sequences | Stream,
         config: Config,
         feed: Feed,
         optimizer: torch.optim.Optimizer,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +67,9 @@ class Spark:
         if self._own and str(self._session.sparkContext.master).startswith("local"):
             # 200 tasks a shuffle, Spark's default, is made for a cluster.
             self._session.conf.set("spark.sql.shuffle.partitions", "8")
+        if "PYSPARK_PYTHON" not in os.environ and str(self._session.sparkContext.master).startswith("local"):
+            # The workers on this machine need what this process has; Spark would start the `python3` of the PATH.
+            self._session.sparkContext.pythonExec = sys.executable
         if self._own and threading.current_thread() is threading.main_thread():
             # Spark's handler of Ctrl-C calls Java in the middle of another call, which fails.
             signal.signal(signal.SIGINT, before)
