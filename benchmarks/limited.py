@@ -80,10 +80,14 @@ def run(command: Sequence[str], most: int, **options: Any) -> dict[str, Any]:
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        code = process.wait()
-        wall = time.perf_counter() - started
-        over.set()
-        watcher.join()
+        try:
+            code = process.wait()
+        finally:
+            wall = time.perf_counter() - started
+            process.kill()  # where this process was interrupted
+            process.wait()
+            over.set()
+            watcher.join()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "limit": limited.kind,
