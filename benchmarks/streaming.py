@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from limited import GIB, run
+from limited import run
 
 from trope.config import Config
 from trope.data.folder import SHARDED_FORMAT
@@ -47,6 +47,7 @@ from trope.train.streamed import StreamFeed
 
 ITEMS, EVENTS_A_USER, SHARD_USERS = 10_000, 20, 50_000
 START, SPAN = 1_500_000_000, 10**8
+WARM_UP = 50
 ALONE = Group(0, 1, torch.device("cpu"))
 SETTINGS = (
     "model.width=32", "model.heads=1", "model.head_dim=32", "model.blocks=1", "model.max_len=50", "train.batch=512",
@@ -108,7 +109,7 @@ class BlockFeed(Feed):
 
 
 def train(path: Path, how: str, memory: int, steps: int, out: Path) -> None:
-    """Some steps of an epoch; writes the losses and how long the steps after the first hundred took."""
+    """Some steps of an epoch; writes the losses and how long the steps after the first few took."""
     settings = config()
     stream = Stream.open(path, memory, verify=False)
     feed: Feed = StreamFeed(stream, settings, ALONE)
@@ -125,8 +126,8 @@ def train(path: Path, how: str, memory: int, steps: int, out: Path) -> None:
         stepper = Stepper(model, data, settings, feed, optimizer, ALONE)
         model.train()
         losses, tokens, started, cpu = [], 0, 0.0, 0.0
-        for step in range(steps + 100):
-            if step == 100:
+        for step in range(steps + WARM_UP):
+            if step == WARM_UP:
                 started, cpu, tokens = time.perf_counter(), time.process_time(), 0
             losses.append(stepper(0, step, step)[0])
             tokens += int(feed.rows(0, step)[2].sum())
@@ -134,7 +135,7 @@ def train(path: Path, how: str, memory: int, steps: int, out: Path) -> None:
     feed.close()
     found = {
         "tokens": tokens, "seconds": seconds, "cpu_s": cpu, "shards_in_a_block": window,
-        "blocks": 1 + (steps + 100) * settings.train.batch * len(counts) // (sum(counts) * window),
+        "blocks": 1 + (steps + WARM_UP) * settings.train.batch * len(counts) // (sum(counts) * window),
         "losses": [float(loss) for loss in losses],
     }  # fmt: skip
     out.write_text(json.dumps(found))

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from trope.cli.main import app
-from trope.data.engines.shard_tables import cut
+from trope.data.engines import duckdb as duckdb_engine
+from trope.data.engines.shard_tables import KEYS, cut
 from trope.data.extend import extend, read_folder, write_extended
 from trope.data.folder import checksum_of, read_meta, shard_folder
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
-from trope.data.shards import KEYS, in_order
+from trope.data.shards import in_order
 
 BASKETS = [f"b{n // 3}" for n in range(900)]
 
@@ -77,6 +78,27 @@ def test_a_database_writes_the_same_shards(tmp_path: Path) -> None:
     files = prepared(log, tmp_path / "files", loose(shard_users=8))
     table = prepared(f"duckdb:///{tmp_path}/shop.duckdb", tmp_path / "table", loose(shard_users=8), table="events")
     assert files.meta["shards"] == table.meta["shards"]
+
+
+@pytest.mark.parametrize("events", [1, 200, 10**6])
+def test_how_many_events_are_sorted_at_a_time_does_not_matter(
+    tmp_path: Path, events: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_of(tmp_path)
+    whole = prepared(log, tmp_path / "whole")
+    monkeypatch.setattr(duckdb_engine, "_SORTED", events)
+    same(whole, prepared(log, tmp_path / "sharded", loose(shard_users=7)))
+
+
+def test_a_failure_in_the_middle_of_a_stream_is_the_engines(tmp_path: Path) -> None:
+    """Arrow would hand it on as its own, which nobody turns into a line."""
+    engine = duckdb_engine.DuckDB(tmp_path)
+    query = "SELECT CASE WHEN range = 900000 THEN error('broken') ELSE range::VARCHAR END AS x FROM range(1000000)"
+    try:
+        with pytest.raises(engine.errors(), match="broken"):
+            list(engine._stream(engine._connection.sql(query)))
+    finally:
+        engine.close()
 
 
 @given(st.lists(st.tuples(*(st.integers(0, 3),) * 4), min_size=1, max_size=30))

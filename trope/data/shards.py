@@ -17,12 +17,10 @@ import pyarrow as pa
 from trope.atomic import atomic_folder
 from trope.data import protocols
 from trope.data.baskets import Baskets
+from trope.data.engines.shard_tables import KEYS
 from trope.data.folder import shard_folder
 from trope.data.protocols import Protocol
 from trope.data.writer import write_array, write_ids
-
-KEYS = ("user", "tick", "place", "item")
-"""What events are sorted by; `place` is unique in files, and where a table has none, the item decides."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
 
+KEYS = ("user", "tick", "place", "item")
+"""What events are sorted by; `place` is unique in files, and where a table has none, the item decides."""
 ShardWriter = Callable[[int, pa.Table, pa.Table], dict[str, Any]]
 """Takes a shard's number, users and events, writes the shard, returns what is to be known of it."""
 
