@@ -83,6 +83,10 @@ class TrainState:
         """Whether the model as it is now is the best so far."""
         return self.best is not None and self.index == 0 and self.epoch == self.best_epoch
 
+    def to_dict(self) -> dict[str, typing.Any]:
+        """For state.json; of a store in memory, as before there were streams."""
+        return {name: value for name, value in asdict(self).items() if name != "cursor" or value is not None}
+
 
 class Checkpoints:
     """The checkpoints of one run."""
@@ -102,7 +106,7 @@ class Checkpoints:
                     OPTIMIZER: write_tensors(_optimizer_tensors(model, optimizer), partial / OPTIMIZER),
                     _MODEL_CONFIG: sha256_of(partial / _MODEL_CONFIG),  # which has the SHA-256 of the weights
                 }
-                write_json(partial / STATE, seal({"format": FORMAT, **_stated(state), "files": files}))
+                write_json(partial / STATE, seal({"format": FORMAT, **state.to_dict(), "files": files}))
         self.publish_best(model, state)
         for old in self._all()[:-KEEP]:
             shutil.rmtree(old)
@@ -201,11 +205,6 @@ def read_state(path: Path) -> tuple[TrainState, dict[str, str]]:
         if files.keys() != {OPTIMIZER, _MODEL_CONFIG}:
             raise ValueError(f"{file} is damaged or foreign: it has files {sorted(files)}; {_advice(path)}")
     return TrainState(**content), files
-
-
-def _stated(state: TrainState) -> dict[str, typing.Any]:
-    """What state.json says; of a store in memory, as before there were streams."""
-    return {name: value for name, value in asdict(state).items() if name != "cursor" or value is not None}
 
 
 _MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
