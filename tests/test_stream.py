@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 import weakref
 from itertools import pairwise
@@ -307,6 +310,22 @@ def test_a_run_trains_stops_and_goes_on_with_the_next_batch(path: Path, tmp_path
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
     assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
     assert (tmp_path / "whole" / "catalogue" / "item_counts.npy").is_file()
+
+
+def test_two_processes_stream_to_the_losses_of_one(path: Path, tmp_path: Path) -> None:
+    settings = (*SIZE, "model.dropout=0.0", "train.epochs=2", "train.batch=9")
+    memory = memory_for(path, 2, tiny("train.batch=9"))
+    words = [word for setting in settings for word in ("--set", setting)]
+    words += ["--model", "hstu-trope", "--device", "cpu", "--no-progress", "--memory", str(memory)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    logs = []
+    for name, launcher in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])):
+        command = [sys.executable, *launcher, "-m", "trope", "train", str(path), *words, "--out", str(tmp_path / name)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        lines = (tmp_path / name / "log.jsonl").read_text().splitlines()
+        logs.append([row["epoch_loss"] for row in map(json.loads, lines) if "epoch_loss" in row])
+    assert logs[0] == pytest.approx(logs[1], rel=1e-5) and len(logs[0]) == 2
 
 
 def test_what_a_stream_cannot_do_is_one_line(path: Path, tmp_path: Path) -> None:
