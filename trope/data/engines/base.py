@@ -7,12 +7,14 @@ later steps are one set of Ibis expressions.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import ibis.expr.types as ir
 
+from trope.data.engines.shard_tables import ShardWriter
 from trope.data.sources.description import Lookup, Source
 
 # place = file number << ROW_BITS | row number
@@ -78,6 +80,14 @@ class Engine(Protocol):
 
     def keep(self, table: ir.Table) -> ir.Table:
         """Compute a table now and keep it, so that later expressions read the result."""
+
+    def each_shard(
+        self, users: ir.Table, events: ir.Table, shard_users: int, write: ShardWriter
+    ) -> Iterator[dict[str, Any]]:
+        """Let `write` write every shard of `shard_users` users; yields what it returns, in any order.
+
+        users, events: as in `trope.data.arrays.Coded`. Where the engine has workers, `write` runs there.
+        """
 
     def errors(self) -> tuple[type[Exception], ...]:
         """The exceptions that this engine raises when a file or a query fails."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ibis
 import ibis.expr.types as ir
 
 from trope.data.engines.base import RawEvents
+from trope.data.engines.shard_tables import ShardWriter, write_by_ranges
 from trope.data.sources.description import Lookup, Source
 from trope.data.sources.urls import local_file, redacted, shown
 
@@ -60,6 +63,11 @@ class Warehouse:
 
     def keep(self, table: ir.Table) -> ir.Table:
         return table.cache()
+
+    def each_shard(
+        self, users: ir.Table, events: ir.Table, shard_users: int, write: ShardWriter
+    ) -> Iterator[dict[str, Any]]:
+        return write_by_ranges(users, events, shard_users, write)
 
     def errors(self) -> tuple[type[Exception], ...]:
         # A driver keeps its errors under one class `Error`, in its module (PEP 249); Ibis passes them on as they are.
