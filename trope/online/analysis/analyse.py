@@ -155,7 +155,7 @@ def _analysis(
     users = outcomes.users
     users = users.mutate(entered=((users["first"] - experiment.started) // DAY).cast("int64"))
     arms = {arm: place for place, arm in enumerate(experiment.names)}
-    days = read_days(users, _steps(exposed, outcomes, experiment, names), names, fixed, engine)
+    days = read_days(users, _steps(exposed, outcomes, experiment, names), names, fixed)
     series = {arm: cumulated(days, place, last) for arm, place in arms.items()}
     if question.plan.kind == "fixed":
         # The last day from the users themselves: the same numbers, without the rounding of many differences.

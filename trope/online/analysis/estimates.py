@@ -56,9 +56,8 @@ def compare(metric: Metric, control: Moments, treatment: Moments, alpha: float, 
     if min(control.count, treatment.count) < LEAST_USERS:
         return _unknown()
     first, second = control.aggregates(), treatment.aggregates()
-    if all(arm.var(metric.numer) == 0 for arm in (first, second)) or 0 in [
-        arm.mean(metric.denom) for arm in (first, second)
-    ]:
+    still = all(arm.var(metric.numer) == 0 for arm in (first, second))
+    if still or any(arm.mean(metric.denom) == 0 for arm in (first, second)):
         return _unknown(*(_mean(arm, metric) for arm in (first, second)))
     plain = _test(metric, (), alpha).analyze_aggregates(first, second)
     covariates = metric.covariates if cuped and _varies(metric, control, treatment) else ()

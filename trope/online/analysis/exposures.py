@@ -28,6 +28,7 @@ _KINDS = {"experiment": "text", "user_id": "text", "arm": "text", "moment": "who
 class Exposed:
     """Users who were exposed. users: columns `user`, `arm` (its place in `Experiment.names`), `first`, `exposures`.
 
+    scan: all exposures that count, columns `user` and `moment`, not computed yet.
     exposures, forced: rows used, and rows left out because somebody chose the arm by hand. early: exposures before the
     experiment started. last: the last exposure's moment.
     counts: (arm, day, hour) of the first exposure -> users; the day counts from the start, the hour is of the day, UTC.

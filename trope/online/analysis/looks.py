@@ -101,7 +101,8 @@ def read_plan(
     """Apply the plan to one metric of one arm. control, treatment: moments after each day."""
     last = len(control) - 1
     looks = plan.days(last)
-    every = {day: compare(metric, control[day], treatment[day], alpha, cuped) for day in range(last + 1)}
+    needed = {*looks, last} if plan.kind == "group-sequential" else range(last + 1)
+    every = {day: compare(metric, control[day], treatment[day], alpha, cuped) for day in needed}
     if plan.kind == "fixed":
         now = every[last]
         points = [Point(day, each.lift, each.low, each.high, each.z, None) for day, each in every.items()]

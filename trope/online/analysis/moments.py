@@ -14,8 +14,6 @@ import ibis
 import ibis.expr.types as ir
 from tea_tasting.aggr import Aggregates
 
-from trope.data.engines.base import Engine
-
 Pair = tuple[str, str]
 
 
@@ -65,7 +63,7 @@ def read_moments(users: ir.Table, names: Sequence[str], keys: Sequence[str]) -> 
 
 
 def read_days(
-    users: ir.Table, steps: ir.Table, names: Sequence[str], fixed: Sequence[str], engine: Engine
+    users: ir.Table, steps: ir.Table, names: Sequence[str], fixed: Sequence[str]
 ) -> dict[tuple[int, int], Moments]:
     """What each day adds to the moments of each arm: (arm, day) -> differences, which sum up to any day's moments.
 

@@ -146,7 +146,7 @@ def _series(source: Source, asked: Metric, design: Design, engine: Engine) -> tu
     users = engine.keep(users)
     steps = with_conversion(by_day(orders.filter(orders.time >= start), start)).select("user", "day", *asked.columns)
     fixed = sorted(asked.covariates)
-    return cumulated(read_days(users, steps, sorted(asked.columns), fixed, engine), 0, days - 1), start
+    return cumulated(read_days(users, steps, sorted(asked.columns), fixed), 0, days - 1), start
 
 
 def _forecast(series: Sequence[Moments], start: int, asked: Metric, design: Design, source: Source) -> Forecast:
