@@ -23,6 +23,7 @@ import argparse
 import json
 import math
 import shutil
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -120,12 +121,15 @@ def summarise(truth: dict[str, Effect], records: list[dict[str, Any]]) -> dict[s
     metrics = {}
     for name, effect in truth.items():
         found = [record["metrics"][name] for record in records]
+        # Distance to the truth in standard errors: its spread is 1 where the intervals are as wide as they should be.
+        far = [distance(each["lift"], each["low"], each["high"], effect.lift) for each in found]
         covered = share(holds(each["low"], each["high"], effect) for each in found)
         metrics[name] = {
             "true_lift": effect.lift, "true_lift_error": effect.error,
             "mean_estimate": sum(each["lift"] for each in found) / len(found),
             "interval_holds_truth": covered, "error": math.sqrt(covered * (1 - covered) / len(found)),
             "median_interval": [median([each[side] for each in found]) for side in ("low", "high")],
+            "distance_mean": statistics.fmean(far), "distance_spread": statistics.stdev(far),
             "p_below_alpha": share(each["p"] < 0.05 for each in found),
         }  # fmt: skip
     return {
@@ -134,6 +138,12 @@ def summarise(truth: dict[str, Effect], records: list[dict[str, Any]]) -> dict[s
         "difference": share(record["difference"] for record in records),
         "refused": share(record["refused"] for record in records),
     }
+
+
+def distance(lift: float, low: float, high: float, true: float) -> float:
+    """By how many standard errors an estimate misses the truth, on the scale of logarithms, as intervals are."""
+    error = (math.log1p(high) - math.log1p(low)) / (2 * statistics.NormalDist().inv_cdf(0.975))
+    return (math.log1p(lift) - math.log1p(true)) / error
 
 
 def about(run: Path) -> dict[str, Any]:
