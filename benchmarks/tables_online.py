@@ -51,5 +51,30 @@ def scale() -> str:
     )
 
 
-ONLINE = {"abtest-looks": looks, "abtest-cuped": cuped, "abtest-scale": scale}
+def rehearsal() -> str:
+    """How often an interval holds the true lift, and how often a difference is called."""
+    header = [
+        "shop",
+        "metric",
+        "true lift",
+        "mean estimate",
+        "intervals with the truth",
+        "spread",
+        "called better, worse",
+    ]
+    rows = []
+    for shop, found in read("rehearsal.json").items():
+        called = f"{found['winner']:.1%}, {found['difference'] - found['winner']:.1%}"
+        for metric, row in found["metrics"].items():
+            holds = round(row["interval_holds_truth"] * found["experiments"])
+            rows.append([
+                shop, metric, f"{row['true_lift']:+.2%} ± {row['true_lift_error']:.2%}", f"{row['mean_estimate']:+.2%}",
+                f"{row['interval_holds_truth']:.1%} ({holds} of {found['experiments']})",
+                f"{row['distance_spread']:.2f}", called,
+            ])  # fmt: skip
+            called = ""  # of all metrics together
+    return markdown(header, rows)
+
+
+ONLINE = {"abtest-looks": looks, "abtest-cuped": cuped, "abtest-scale": scale, "rehearsal": rehearsal}
 """By their names in the pages."""
