@@ -281,3 +281,31 @@ def test_times_beyond_all_integers(tmp_path: Path) -> None:
     write_parquet(tmp_path / "log.parquet", [(1, n, time) for n, time in enumerate(times)])  # type: ignore[misc]
     both(tmp_path / "log.parquet", tmp_path, loose(on_bad="skip"))
     assert read_meta(tmp_path / "spark")["bad_rows"]["count"] == 4
+
+
+@pytest.mark.parametrize("kind", ["numbers", "text and baskets"])
+def test_executors_write_the_shards_that_duckdb_writes(tmp_path: Path, kind: str) -> None:
+    rows = random_log(3_000, users=90, items=40, spread=5_000)
+    extra: dict[str, list] = {}
+    if kind != "numbers":
+        rows = [(f"ü{user}", f"{item:03}", time) for user, item, time in rows]
+        extra = {"basket": [f"b{n // 4}" for n in range(len(rows))]}
+    log = write_parquet(tmp_path / "log.parquet", rows, **extra)
+    columns = {"basket_col": "basket"} if extra else {}
+    both(log, tmp_path, loose(shard_users=11, protocol=Protocol("next-basket")), **columns)
+    assert len(read_meta(tmp_path / "spark")["shards"]) == 9
+    written = sorted(path.relative_to(tmp_path / "spark") for path in (tmp_path / "spark").rglob("*.npy"))
+    assert written == sorted(path.relative_to(tmp_path / "duckdb") for path in (tmp_path / "duckdb").rglob("*.npy"))
+
+
+def test_the_driver_writes_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver's own copy of the writer does is not what happens: executors run theirs."""
+    from trope.data import shards
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the driver wrote a shard")
+
+    log = write_parquet(tmp_path / "log.parquet", random_log(400, users=20))
+    monkeypatch.setattr(shards, "write_array", refuse)
+    data = prepared(log, tmp_path / "out", loose(shard_users=6), engine="spark")
+    assert len(data.meta["shards"]) == 4

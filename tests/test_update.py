@@ -78,7 +78,7 @@ def extended(data: Sequences, tmp_path: Path, rows: list[Event]) -> tuple[Sequen
     new = prepared(
         write_parquet(tmp_path / "new.parquet", rows), tmp_path / "new", loose(protocol=Protocol("loo-paper"))
     )
-    found = extend(read_folder(data.path, data.meta["arrays"]), read_folder(new.path, new.meta["arrays"]), "new")
+    found = extend(read_folder(data.path, data.meta), read_folder(new.path, new.meta), "new")
     write_extended(found, data.meta, "new", tmp_path / "extended")
     return Sequences.load(tmp_path / "extended"), found.place_N
 
@@ -119,7 +119,7 @@ def test_baskets_and_names_go_on(tmp_path: Path) -> None:
         tmp_path / "more.parquet", [(2, 9, last), (2, 1, last), (2, 9, last + 1)], basket=["x", "x", "y"]
     )
     new = prepared(more, tmp_path / "new", loose(protocol=Protocol("loo-paper")), basket_col="basket")
-    old_log, new_log = (read_folder(each.path, each.meta["arrays"]) for each in (data, new))
+    old_log, new_log = (read_folder(each.path, each.meta) for each in (data, new))
     found = extend(old_log, new_log, "more")
     write_extended(found, data.meta, "more", tmp_path / "extended")
     whole = Sequences.load(tmp_path / "extended")

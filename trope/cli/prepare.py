@@ -92,6 +92,10 @@ def prepare(
         str | None,
         typer.Option(help="Holdout: length of the test, such as 12h or 7d. Default: 1d.", rich_help_panel=_SPLIT),
     ] = None,
+    shard_users: Annotated[
+        int | None,
+        typer.Option(help="Write shards of so many users, to train on data larger than memory. Default: none."),
+    ] = None,
     engine: Annotated[str, typer.Option(help="duckdb or spark.", rich_help_panel=_ENGINE)] = "duckdb",
     threads: Annotated[int | None, typer.Option(help="DuckDB: cores. Default: all.", rich_help_panel=_ENGINE)] = None,
     memory: Annotated[
@@ -127,6 +131,7 @@ def prepare(
         since=seconds["--since"],
         until=seconds["--until"],
         on_bad=on_bad,
+        shard_users=shard_users,
     )
     request = Request(
         source,

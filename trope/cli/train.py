@@ -48,20 +48,34 @@ def train(
     checkpoint_seconds: Annotated[
         float, typer.Option(help="Longest time without a checkpoint; there is one after each epoch anyway.")
     ] = 300.0,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Stream the dataset's shards (`trope prepare --shard-users`) within so much memory, such as 2GB. "
+            "Default: load all."
+        ),
+    ] = None,
 ) -> None:
     """Train a model on a prepared dataset, and test the best one.
 
     Ctrl-C and SIGTERM save the run and end with exit code 130 and 143; a loss that is not finite ends with 1.
     """
     from trope.data.sequences import Sequences
+    from trope.data.stream import Stream, parse_bytes
     from trope.settings import without_effect
     from trope.train.loop import say_result
     from trope.train.loop import train as run_training
     from trope.train.process import die_with_parent
 
     die_with_parent()
-    store = Sequences.load(data)
-    resolved = resolve_config(model, config, settings or [], out if resume else None, store, device)
+    store: Sequences | Stream
+    if memory is None:
+        store = whole = Sequences.load(data)
+    else:
+        store, whole = Stream.open(data, parse_bytes(memory, "--memory")), None
+        if model is None and config is None and not resume:
+            raise ValueError("--memory needs --model or --config: sizes that fit the data are found by looking at all")
+    resolved = resolve_config(model, config, settings or [], out if resume else None, whole, device)
     for note in without_effect(resolved, settings or []):
         typer.secho(f"trope: {note}", err=True)
     with exit_codes():

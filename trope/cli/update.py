@@ -87,7 +87,7 @@ def _update(
     if data_out is not None:
         _refuse_filled(data_out)
     recipe, old = read_recipe(run), Sequences.of_run(run, data)
-    extended = extend(read_folder(old.path, old.meta["arrays"]), _read_new(events, old, run, on_bad, columns), events)
+    extended = extend(read_folder(old.path, old.meta), _read_new(events, old, run, on_bad, columns), events)
     if not extended.added:
         raise ValueError(f"{events} has no event that {old.path} has not; there is nothing to learn")
     place_N = torch.from_numpy(np.ascontiguousarray(extended.place_N))
@@ -129,7 +129,7 @@ def _read_new(events: str, old: Any, run: Path, on_bad: str, columns: dict[str, 
     if "://" not in events and (Path(events) / META).is_file():
         longer = Sequences.load(events)
         match_items(run, longer)
-        return read_folder(longer.path, longer.meta["arrays"])
+        return read_folder(longer.path, longer.meta)
     try:
         from trope.data.prepare import Options, read_log
         from trope.data.sources.resolve import Request, resolve
@@ -153,7 +153,7 @@ def _read_new(events: str, old: Any, run: Path, on_bad: str, columns: dict[str, 
     options = Options(event_types=tuple(filters.get("event_types", ())), on_bad=on_bad)
     with tempfile.TemporaryDirectory(prefix="trope-") as folder:
         entries = read_log(resolve(Request(events, **asked)), Path(folder), options)
-        read = read_folder(Path(folder), entries)
+        read = read_folder(Path(folder), {"arrays": entries})
         return read._replace(  # the arrays are mapped from files that go now
             items_N=read.items_N.copy(), times_N=read.times_N.copy(), offsets=read.offsets.copy(),
             baskets_N=None if read.baskets_N is None else read.baskets_N.copy(),

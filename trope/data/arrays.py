@@ -12,8 +12,8 @@ import ibis
 import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from trope.data.baskets import Baskets
 from trope.data.engines.base import Engine
 from trope.data.progress import Stages
 from trope.data.protocols import pieces
@@ -21,6 +21,22 @@ from trope.data.writer import ArrayWriter, write_array, write_ids
 
 # Events sorted and fetched at a time: enough to keep the engine busy, little enough for a small machine.
 _PIECE = 1 << 23
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Events with dense ids (`user` from 0, `item` from 1) in the engine, and every id with its number of events.
+
+    users: `user`, `user_events`, `user_id`. items: `item`, `item_events`, `item_id`.
+    """
+
+    events: ir.Table
+    users: ir.Table
+    items: ir.Table
+
+    def item_ids(self) -> pa.ChunkedArray:
+        """The items' original ids, by dense id."""
+        return self.items.order_by("item_id").select("item").to_pyarrow()["item"]
 
 
 @dataclass(frozen=True)
@@ -48,17 +64,21 @@ class Numbered:
         return int(self.offsets[-1])
 
 
-def number(events: ir.Table, engine: Engine) -> Numbered:
-    """Give users and items dense ids in the order of their originals."""
+def code(events: ir.Table, engine: Engine) -> Coded:
+    """Give users and items dense ids in the order of their originals; everything stays in the engine."""
     users = engine.keep(_ranked(events, "user", first=0))
     items = engine.keep(_ranked(events, "item", first=1))
     coded = events.inner_join(users, "user").inner_join(items, "item")
     coded = engine.keep(coded.drop("user", "item", "user_events", "item_events").rename(user="user_id", item="item_id"))
-    by_user = users.order_by("user_id").select("user", "user_events").to_pyarrow()
-    by_item = items.order_by("item_id").select("item").to_pyarrow()
+    return Coded(coded, users, items)
+
+
+def number(coded: Coded) -> Numbered:
+    """Fetch the original ids and how many events each user has."""
+    by_user = coded.users.order_by("user_id").select("user", "user_events").to_pyarrow()
     offsets = np.zeros(len(by_user) + 1, np.int64)
     np.cumsum(by_user["user_events"].to_numpy(), out=offsets[1:])
-    return Numbered(coded, by_user["user"], by_item["item"], offsets)
+    return Numbered(coded.events, by_user["user"], coded.item_ids(), offsets)
 
 
 def write_events(
@@ -74,11 +94,7 @@ def write_events(
     """
     total = numbered.num_events
     entries = {"offsets": write_array(folder, "offsets", numbered.offsets)}
-    entries |= write_ids(folder, "user_ids", numbered.user_ids) | write_ids(folder, "item_ids", numbered.item_ids)
-    if names is not None:
-        known = names()
-        labels = [known.get(str(original), "") for original in numbered.item_ids.to_pylist()]
-        entries |= write_ids(folder, "item_names", pa.chunked_array([pa.array(labels, pa.large_string())]))
+    entries |= write_ids(folder, "user_ids", numbered.user_ids) | write_items(numbered.item_ids, folder, names)
     baskets = Baskets(numbered.offsets) if "basket" in numbered.events.columns else None
     with ExitStack() as stack:
         wanted = ("items", "times", "baskets") if baskets else ("items", "times")
@@ -97,34 +113,16 @@ def write_events(
     return entries
 
 
-class Baskets:
-    """Numbers the baskets of a stream of events; a basket begins where the basket id or the user changes."""
-
-    def __init__(self, offsets: np.ndarray) -> None:
-        self._offsets = offsets
-        self._seen = 0  # events so far
-        self._count = 0  # baskets so far
-        self._last: pa.Array | None = None
-        self._originals: list[pa.Array] = []
-
-    def number(self, ids: pa.Array) -> np.ndarray:
-        """The basket numbers of the next events."""
-        before = pa.concat_arrays([self._last if self._last is not None else ids[:1], ids[:-1]])
-        begins = pc.not_equal(ids, before).to_numpy(zero_copy_only=False)
-        low, high = np.searchsorted(self._offsets, [self._seen, self._seen + len(ids)])
-        begins[self._offsets[low:high] - self._seen] = True
-        numbers = self._count - 1 + np.cumsum(begins)
-        if numbers[-1] > np.iinfo(np.int32).max:
-            raise ValueError("there are more than 2,147,483,647 baskets; prepare without --basket-col")
-        self._originals.append(ids.filter(pa.array(begins)))
-        self._seen += len(ids)
-        self._count = int(numbers[-1]) + 1
-        self._last = ids[-1:]
-        return numbers
-
-    def originals(self) -> pa.ChunkedArray:
-        """The original id of every basket, by number."""
-        return pa.chunked_array(self._originals)
+def write_items(
+    item_ids: pa.ChunkedArray, folder: Path, names: Callable[[], Mapping[str, str]] | None
+) -> dict[str, dict[str, Any]]:
+    """Write the items' original ids, and their names where the source has some; returns the entries of `meta.json`."""
+    entries = write_ids(folder, "item_ids", item_ids)
+    if names is not None:
+        known = names()
+        labels = [known.get(str(original), "") for original in item_ids.to_pylist()]
+        entries |= write_ids(folder, "item_names", pa.chunked_array([pa.array(labels, pa.large_string())]))
+    return entries
 
 
 def _ranked(events: ir.Table, side: str, first: int) -> ir.Table:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trope.data.protocols import Protocol, pieces, split
+from trope.data.protocols import Protocol, Splits, pieces, split
 from trope.rotary.checks import LATEST_TIME
 from trope.runs import check_kinds
 
@@ -35,22 +35,12 @@ def read_protocol(path: Path, meta: dict[str, Any]) -> Protocol:
 
 def check_users(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Refuse arrays that do not fit each other. Only per-user arrays are read, so a large dataset opens quickly."""
-    events, offsets, splits = len(arrays["items"]), arrays["offsets"], arrays["splits"]
-    lengths = np.diff(offsets)
+    events, users = len(arrays["items"]), len(arrays["offsets"]) - 1
     counts = meta["counts"]
     if not (
-        len(lengths) >= 1
-        and (counts["users"], counts["events"]) == (len(lengths), events)
+        (counts["users"], counts["events"]) == (users, events)
         and 1 <= counts["items"] <= events
-        and len(arrays["times"]) == events == offsets[-1]
-        and len(arrays.get("baskets", arrays["items"])) == events
-        and offsets[0] == 0
-        and lengths.min() >= 1
-        and splits.shape == (4, len(lengths))
-        and splits.min() >= 0
-        and (splits <= lengths).all()
-        and (splits[0] <= splits[1]).all()
-        and (splits[2] <= splits[3]).all()
+        and _fit_together(arrays)
         and len(meta["time_span"]["train"]) == 2
     ):
         raise ValueError(f"the arrays in {path} do not fit together; {_AGAIN}")
@@ -62,8 +52,50 @@ def check_events(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]
     Items are 1 .. V and each occurs; a user's times rise and lie between 1970 and 2100; baskets are numbered in order;
     splits and the time span are what the protocol makes of these events.
     """
-    offsets, num_items = arrays["offsets"], int(meta["counts"]["items"])
+    num_items = int(meta["counts"]["items"])
     occurs = np.zeros(num_items + 1, bool)
+    _check_pieces(path, arrays, occurs)
+    if not occurs[1:].all():
+        missing = int((~occurs[1:]).sum())
+        raise ValueError(f"{path} has {missing:,} of {num_items:,} items without an event; {_AGAIN}")
+    made, times, begins = _check_splits(path, arrays, protocol), arrays["times"], arrays["offsets"][:-1]
+    trained = made.train_end > 0
+    starts, ends = begins[trained], (begins + made.train_end)[trained]
+    span = [int(times[starts].min()), int(times[ends - 1].max())] if trained.any() else meta["time_span"]["train"]
+    if span != meta["time_span"]["train"]:
+        raise ValueError(
+            f"{path} says that its training events lie in {meta['time_span']['train']}, they lie in {span}; {_AGAIN}"
+        )
+
+
+def check_shard(path: Path, num_items: int, arrays: dict[str, np.ndarray], protocol: Protocol) -> None:
+    """The same for one shard, as far as it can be seen there; path: the shard's."""
+    if not _fit_together(arrays):
+        raise ValueError(f"the arrays in {path} do not fit together; {_AGAIN}")
+    _check_pieces(path, arrays, np.zeros(num_items + 1, bool))
+    _check_splits(path, arrays, protocol)
+
+
+def _fit_together(arrays: dict[str, np.ndarray]) -> bool:
+    events, offsets, splits = len(arrays["items"]), arrays["offsets"], arrays["splits"]
+    lengths = np.diff(offsets)
+    return bool(
+        len(lengths) >= 1
+        and len(arrays["times"]) == events == offsets[-1]
+        and len(arrays.get("baskets", arrays["items"])) == events
+        and offsets[0] == 0
+        and lengths.min() >= 1
+        and splits.shape == (4, len(lengths))
+        and splits.min() >= 0
+        and (splits <= lengths).all()
+        and (splits[0] <= splits[1]).all()
+        and (splits[2] <= splits[3]).all()
+    )
+
+
+def _check_pieces(path: Path, arrays: dict[str, np.ndarray], occurs: np.ndarray) -> None:
+    """Look at items, times and baskets. occurs: [V+1], marked for each item that does."""
+    offsets, num_items = arrays["offsets"], len(occurs) - 1
     for first, last in pieces(offsets):
         start, end = int(offsets[first]), int(offsets[last])
         items, times = np.asarray(arrays["items"][start:end]), np.asarray(arrays["times"][start:end])
@@ -84,21 +116,10 @@ def check_events(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]
             steps = np.diff(arrays["baskets"][start:end], prepend=before)
             if steps.min() < 0 or steps.max() > 1 or (steps[offsets[first:last] - start] != 1).any():
                 raise ValueError(f"{path} has baskets that are not numbered in order; {_AGAIN}")
-    if not occurs[1:].all():
-        missing = int((~occurs[1:]).sum())
-        raise ValueError(f"{path} has {missing:,} of {num_items:,} items without an event; {_AGAIN}")
-    _check_splits(path, meta, arrays, protocol)
 
 
-def _check_splits(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray], protocol: Protocol) -> None:
-    offsets, times, splits = arrays["offsets"], arrays["times"], arrays["splits"]
-    made = split(protocol, offsets, times, arrays.get("baskets"))
-    if not np.array_equal(np.stack(made), splits):
+def _check_splits(path: Path, arrays: dict[str, np.ndarray], protocol: Protocol) -> Splits:
+    made = split(protocol, arrays["offsets"], arrays["times"], arrays.get("baskets"))
+    if not np.array_equal(np.stack(made), arrays["splits"]):
         raise ValueError(f"the splits of {path} are not those of its protocol {protocol.name}; {_AGAIN}")
-    trained = made.train_end > 0
-    begins, ends = offsets[:-1][trained], (offsets[:-1] + made.train_end)[trained]
-    span = [int(times[begins].min()), int(times[ends - 1].max())] if trained.any() else meta["time_span"]["train"]
-    if span != meta["time_span"]["train"]:
-        raise ValueError(
-            f"{path} says that its training events lie in {meta['time_span']['train']}, they lie in {span}; {_AGAIN}"
-        )
+    return made

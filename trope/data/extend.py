@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from trope.data import folder as files
 from trope.data.protocols import Protocol
+from trope.data.shard_files import read_arrays
 from trope.data.splits import write_splits
 from trope.data.writer import staging, write_array, write_ids, write_meta
 from trope.environment import __version__
@@ -56,22 +57,15 @@ class Extended(NamedTuple):
         return int((self.place_N < 0).sum())
 
 
-def read_folder(folder: Path, arrays: dict[str, Any]) -> Log:
-    """The log in a prepared folder; arrays: what `meta.json` says of them."""
-    meta = {"arrays": arrays}
+def read_folder(folder: Path, meta: dict[str, Any]) -> Log:
+    """The log in a prepared folder, shards joined; meta: its `meta.json`, of which only the arrays are read."""
     ids = {name: files.read_ids(folder, name, meta) for name in files.IDS}
     users, items, names, baskets = (None if found is None else found.to_list() for found in ids.values())
     if users is None or items is None:
         raise ValueError(f"{folder} has no original ids of users or items; prepare the data again")
-    here = {
-        name: files.read_array(folder, name, meta) if name in arrays else None
-        for name in ("items", "times", "offsets", "baskets")
-    }
-    assert here["items"] is not None
-    assert here["times"] is not None
-    assert here["offsets"] is not None
+    here = read_arrays(folder, meta, verify=True)
     labels = None if names is None else [str(name) for name in names]
-    return Log(users, items, labels, here["items"], here["times"], here["offsets"], here["baskets"], baskets)
+    return Log(users, items, labels, here["items"], here["times"], here["offsets"], here.get("baskets"), baskets)
 
 
 def extend(old: Log, new: Log, name: str) -> Extended:
@@ -129,11 +123,13 @@ def write_extended(extended: Extended, meta: dict[str, Any], name: str, out: Pat
         if log.baskets is not None:
             counts["baskets"] = len(log.baskets)
         added = {"name": name, "events": extended.added, "users": extended.new_users, "items": extended.new_items}
-        kept = {key: value for key, value in meta.items() if key not in ("checksum", "arrays", "counts", "made_by")}
+        gone = ("checksum", "arrays", "counts", "made_by", "shard_users", "shards")
+        kept = {key: value for key, value in meta.items() if key not in gone}
         return write_meta(
             folder,
             {
                 **kept,
+                "format": files.FORMAT,
                 **split,
                 "counts": counts,
                 "paper": None,

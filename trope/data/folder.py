@@ -8,6 +8,9 @@
     user_ids, item_ids, item_names, basket_ids   the originals, by dense id (see `read_ids`)
     meta.json    source, filters, counts, time span, protocol, bad and dropped rows, sha256 of every array, one checksum
 
+A dataset of many users may be cut into shards of users (format 2). Each is a folder `shards/00000` with the arrays
+above of its users, offsets and baskets counted from 0; item_ids, item_names and meta.json stay at the top.
+
 numpy only, nothing is unpickled, and no file name is ever taken from `meta.json`.
 """
 
@@ -26,7 +29,9 @@ import numpy as np
 from trope.runs import check_kinds, read_json
 
 FORMAT = 1
+SHARDED_FORMAT = 2  # the arrays of users and events are in shards
 META = "meta.json"
+SHARDS = "shards"
 ARRAYS: dict[str, np.dtype[Any]] = {
     "items": np.dtype(np.int32),
     "times": np.dtype(np.int64),
@@ -36,6 +41,7 @@ ARRAYS: dict[str, np.dtype[Any]] = {
 }
 REQUIRED = ("items", "times", "offsets", "splits")
 IDS = ("user_ids", "item_ids", "item_names", "basket_ids")
+SHARDED_IDS = ("user_ids", "basket_ids")  # of a sharded dataset, these are in the shards
 _RISING = ("user_ids",)  # so that `Ids.find` can bisect; an extended dataset has its new items behind the others
 # Integer ids are one array; text ids are their UTF-8 bytes and where each one ends.
 _ID_PARTS: dict[str, np.dtype[Any]] = {"": np.dtype(np.int64), ".text": np.dtype(np.uint8), ".ends": np.dtype(np.int64)}
@@ -77,18 +83,36 @@ def read_meta(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is not a prepared dataset: it has no {META}; make one with `trope prepare`")
     meta = read_json(path, {}, "prepare the data again")
-    if meta.get("format") != FORMAT:
+    if meta.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise ValueError(
-            f"{path} has format {meta.get('format')!r}, this version of trope reads {FORMAT}; prepare the data again"
+            f"{path} has format {meta.get('format')!r}, this version of trope reads {FORMAT} and {SHARDED_FORMAT}; "
+            "prepare the data again"
         )
     if meta.get("checksum") != checksum_of(meta):
         raise ValueError(f"{path} does not match its own checksum: it was edited or damaged; prepare the data again")
     check_kinds(path, meta, _META_KINDS, "prepare the data again")
-    check_entries(path, meta["arrays"])
-    missing = set(REQUIRED) - set(meta["arrays"])
-    if missing:
-        raise ValueError(f"{path} lists no arrays {sorted(missing)}; prepare the data again")
+    if meta["format"] == SHARDED_FORMAT:
+        check_kinds(path, meta, {"shard_users": int, "shards": list[dict]}, "prepare the data again")
+        check_entries(path, meta["arrays"])
+        if not meta["shards"]:
+            raise ValueError(f"{path} lists no shards; prepare the data again")
+    for arrays in meta["shards"] if is_sharded(meta) else [meta["arrays"]]:
+        check_kinds(path, {"arrays": arrays}, {"arrays": dict[str, dict]}, "prepare the data again")
+        check_entries(path, arrays)
+        missing = set(REQUIRED) - set(arrays)
+        if missing:
+            raise ValueError(f"{path} lists no arrays {sorted(missing)}; prepare the data again")
     return meta
+
+
+def is_sharded(meta: dict[str, Any]) -> bool:
+    """Whether the arrays of users and events are in shards."""
+    return meta.get("format") == SHARDED_FORMAT
+
+
+def shard_folder(folder: Path, number: int) -> Path:
+    """Where a shard's arrays are."""
+    return folder / SHARDS / f"{number:05d}"
 
 
 def check_entries(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -204,6 +228,8 @@ def read_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool = True)
     Item arrays start with dense id 1: the original of dense item `i` is at position `i - 1`.
     verify: compare the arrays with their SHA-256, and check their order.
     """
+    if is_sharded(meta) and name in SHARDED_IDS:
+        return _read_sharded_ids(folder, name, meta, verify)
     if name in meta["arrays"]:
         numbers = read_array(folder, name, meta, verify)
         if verify and name in _RISING and (numbers[1:] <= numbers[:-1]).any():
@@ -219,3 +245,24 @@ def read_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool = True)
     if (ends[-1] if len(ends) else 0) != len(text) or (verify and (np.diff(ends, prepend=0) < 0).any()):
         raise ValueError(f"the {name} of {folder} do not end where they say; copy or prepare it again")
     return Ids(text, ends)
+
+
+def _read_sharded_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool) -> Ids | None:
+    """The ids of all shards, one behind the other, in memory."""
+    parts = []
+    for number, arrays in enumerate(meta["shards"]):
+        found = read_ids(shard_folder(folder, number), name, {"arrays": arrays}, verify)
+        if found is None:
+            return None
+        parts.append(found.arrays(name))
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise ValueError(f"the {name} of {folder} are partly numbers and partly text; prepare the data again")
+    if name in parts[0]:
+        numbers = np.concatenate([part[name] for part in parts])
+        if verify and name in _RISING and (numbers[1:] <= numbers[:-1]).any():
+            raise ValueError(f"the {name} of {folder} are not in rising order; copy or prepare it again")
+        return Ids(numbers)
+    text, ends = (f"{name}.text", f"{name}.ends")
+    before = np.cumsum([0, *(len(part[text]) for part in parts[:-1])])
+    joined = [part[ends] + start for part, start in zip(parts, before, strict=True)]
+    return Ids(np.concatenate([part[text] for part in parts]), np.concatenate(joined))

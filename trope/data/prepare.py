@@ -18,7 +18,7 @@ from typing import Any
 import ibis
 import ibis.expr.types as ir
 
-from trope.data.arrays import number, write_events
+from trope.data.arrays import Coded, code, number, write_events, write_items
 from trope.data.core import Sizes, k_core
 from trope.data.engines.base import Engine
 from trope.data.engines.failure import explain
@@ -28,6 +28,7 @@ from trope.data.folder import FORMAT
 from trope.data.item_names import ItemNames, read_names
 from trope.data.progress import StageReport, Stages
 from trope.data.protocols import Protocol
+from trope.data.sharded import write_shards
 from trope.data.sources.description import Lookup, Source
 from trope.data.sources.urls import local_file
 from trope.data.splits import write_splits
@@ -46,6 +47,7 @@ class Options:
     min_user, min_item: thresholds of the k-core; None means the source's own. once: filter in one pass.
     event_types: keep only these values of the event column. since, until: keep times in [since, until), Unix seconds.
     on_bad: `fail` at a bad row, or `skip` and count it.
+    shard_users: users of a shard; a dataset with no more of them, or None, is not sharded.
     """
 
     protocol: Protocol = field(default_factory=Protocol)
@@ -56,10 +58,13 @@ class Options:
     since: int | None = None
     until: int | None = None
     on_bad: str = "fail"
+    shard_users: int | None = None
 
     def __post_init__(self) -> None:
         if self.on_bad not in ON_BAD:
             raise ValueError(f"--on-bad must be one of {', '.join(ON_BAD)}, got {self.on_bad!r}")
+        if self.shard_users is not None and self.shard_users < 1:
+            raise ValueError(f"--shard-users must be at least 1, got {self.shard_users}")
         for flag, least in (("--min-user", self.min_user), ("--min-item", self.min_item)):
             if least is not None and least > MOST_EVENTS:
                 raise ValueError(f"{flag} {least} is more events than a log can have; pass {MOST_EVENTS} or fewer")
@@ -112,7 +117,7 @@ def read_log(source: Source, folder: Path, options: Options) -> dict[str, Any]:
         try:
             with Stages(None, engine.share_done) as stages:
                 _, events, table, _ = _read(source, options, engine)
-                numbered = number(table, engine)
+                numbered = number(code(table, engine))
                 if numbered.num_events == 0:
                     used = ", ".join(options.event_types)
                     raise ValueError(f"{source.name} has no event of type {used}; there is nothing to learn")
@@ -156,7 +161,7 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     without_group, events, table, unwanted = _read(source, options, engine)
     core, before = k_core(table, min_user, min_item, options.once, engine, stages)
     stages.begin("number")
-    numbered = number(core, engine)
+    coded = code(core, engine)
     filters = {
         "min_user": min_user,
         "min_item": min_item,
@@ -165,25 +170,27 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
         "since": options.since,
         "until": options.until,
     }
-    if numbered.num_events == 0:
+    users = int(coded.users.count().to_pyarrow().as_py())
+    if users == 0:
         used = ", ".join(f"{name} {value}" for name, value in filters.items() if value)
         raise ValueError(f"no events of {source.name} are left after filtering with {used}; loosen one of them")
-    after = Sizes(numbered.num_users, numbered.num_items, numbered.num_events)
-    entries = write_events(numbered, folder, events.ticks, _names(source, given), stages)
-    stages.begin("split")
-    split = write_splits(folder, options.protocol, source.name)
-    entries["splits"] = split.pop("entry")
-    counts = {**after._asdict(), **split.pop("counts")}
-    if "baskets" in entries:
-        ids = "basket_ids" if "basket_ids" in entries else "basket_ids.ends"
-        counts["baskets"] = entries[ids]["shape"][0]
+    names = _names(source, given)
+    if options.shard_users is not None and users > options.shard_users:
+        stages.begin("sort")
+        after, written = write_shards(
+            coded, options.shard_users, folder, events.ticks, options.protocol, source.name, engine, stages
+        )
+        written["arrays"] = write_items(coded.item_ids(), folder, names)
+    else:
+        after, written = _write_whole(coded, folder, events.ticks, options.protocol, source.name, names, stages)
+    counts = {**after._asdict(), **written.pop("counts")}
     return {
-        "format": FORMAT,
+        "format": written.pop("format"),
         "source": _described(source, events.rows),
         "filters": filters,
         "counts": counts,
-        **split,
-        **({"names": given.described(numbered.item_ids.to_pylist())} if given else {}),
+        **{name: written[name] for name in ("protocol", "time_span")},
+        **({"names": given.described(coded.item_ids().to_pylist())} if given else {}),
         "bad_rows": asdict(events.bad),
         "dropped": {
             "rows": {
@@ -195,9 +202,32 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
             "core": {name: [getattr(before, name), size] for name, size in after._asdict().items()} if before else None,
         },
         "paper": _compared(source, counts),
-        "arrays": entries,
+        "arrays": written["arrays"],
+        **{name: written[name] for name in ("shard_users", "shards") if name in written},
         "made_by": {"trope": __version__, "engine": engine.label},
     }
+
+
+def _write_whole(
+    coded: Coded,
+    folder: Path,
+    ticks: int,
+    protocol: Protocol,
+    name: str,
+    names: Callable[[], Mapping[str, str]] | None,
+    stages: Stages,
+) -> tuple[Sizes, dict[str, Any]]:
+    """Write a dataset that is not sharded; returns its sizes, and its entries of `meta.json`, as `write_shards`."""
+    numbered = number(coded)
+    entries = write_events(numbered, folder, ticks, names, stages)
+    stages.begin("split")
+    split = write_splits(folder, protocol, name)
+    entries["splits"] = split.pop("entry")
+    if "baskets" in entries:
+        ids = "basket_ids" if "basket_ids" in entries else "basket_ids.ends"
+        split["counts"]["baskets"] = entries[ids]["shape"][0]
+    after = Sizes(numbered.num_users, numbered.num_items, numbered.num_events)
+    return after, {"format": FORMAT, "arrays": entries, **split}
 
 
 def _names(source: Source, given: ItemNames | None) -> Callable[[], Mapping[str, str]] | None:

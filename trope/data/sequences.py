@@ -18,6 +18,7 @@ from trope.data import folder as files
 from trope.data.catalogue import write_catalogue
 from trope.data.checks import check_events, check_users, read_protocol
 from trope.data.protocols import Protocol
+from trope.data.shard_files import read_arrays
 from trope.data.windows import (
     History,
     Windows,
@@ -82,7 +83,7 @@ class Sequences:
 
     @classmethod
     def load(cls, path: str | Path, verify: bool = True) -> Sequences:
-        """Open a folder made by `trope prepare`.
+        """Open a folder made by `trope prepare`. Shards are all read; `trope.data.stream` reads some.
 
         verify: compare every array with its SHA-256, and look at every event: items, times, order, splits (reads all
             of it twice). Without it only sizes, types, and what is stored by user are checked, which is quick.
@@ -90,7 +91,7 @@ class Sequences:
         path = Path(path)
         meta = files.read_meta(path)
         protocol = read_protocol(path, meta)
-        arrays = {name: files.read_array(path, name, meta, verify) for name in files.ARRAYS if name in meta["arrays"]}
+        arrays = read_arrays(path, meta, verify)
         check_users(path, meta, arrays)
         if verify:
             check_events(path, meta, arrays, protocol)
@@ -150,7 +151,7 @@ class Sequences:
 
         How often each was chosen in training is written beside them.
         """
-        write_catalogue(self.path, self.meta, folder, self._training_counts().cpu().numpy())
+        write_catalogue(self.path, self.meta, folder, self.training_counts().cpu().numpy())
 
     def to(self, device: torch.device | str) -> Sequences:
         """The same data with every array on `device`."""
@@ -233,7 +234,7 @@ class Sequences:
         """Basket number of each event, where the source has baskets."""
         return self._tensors.get("baskets")
 
-    def _training_counts(self) -> torch.Tensor:
+    def training_counts(self) -> torch.Tensor:
         """How often each item was chosen in training, int64 [V]; some users at a time, since a log may be large."""
         counts = torch.zeros(self.num_items + 1, dtype=torch.int64, device=self.device)
         for users in torch.arange(self.num_users, device=self.device).split(1 << 16):
@@ -355,6 +356,10 @@ class Sequences:
         if split not in SPLITS:
             raise ValueError(f"split must be 'valid' or 'test', got {split!r}")
         return (self.train_end, self.valid_end) if split == "valid" else (self.test_start, self.test_end)
+
+    def can_evaluate(self, split: str) -> bool:
+        """Whether `valid` or `test` has a user."""
+        return len(self.eval_users(split)) > 0
 
     def eval_users(self, split: str) -> torch.Tensor:
         """The users of `valid` or `test`: those with a positive in it and at least one event before it."""

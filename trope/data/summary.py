@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trope.data.folder import read_array
+from trope.data.folder import read_array, shard_folder
 from trope.data.printable import printable
 from trope.data.protocols import tied_share
 from trope.times import say_duration, say_moment
@@ -41,7 +41,10 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     grid.add_row("protocol", protocol["name"] + _holdout(protocol))
     grid.add_row("training", f"{counts['train_events']:,} events, until {say_moment(meta['time_span']['train'][1])}")
     grid.add_row("evaluation", f"{counts['valid_users']:,} users validate, {counts['test_users']:,} test")
-    grid.add_row("size", f"{sum(entry['bytes'] for entry in meta['arrays'].values()) / 2**20:,.1f} MiB")
+    folders = [meta["arrays"], *meta.get("shards", [])]
+    size = sum(entry["bytes"] for arrays in folders for entry in arrays.values())
+    shards = f", in {len(folders) - 1:,} shards of {meta['shard_users']:,} users" if "shards" in meta else ""
+    grid.add_row("size", f"{size / 2**20:,.1f} MiB{shards}")
     grid.add_row("checksum", meta["checksum"])
     console.print(grid)
     for hint in (_warn_of_few(meta), _hint_at_ties(meta, out)):
@@ -120,8 +123,14 @@ def _warn_of_few(meta: dict[str, Any]) -> str:
 def _hint_at_ties(meta: dict[str, Any], out: Path) -> str:
     """Advice for data where events of a user share their time, as the lines of a basket do; else ""."""
     protocol = meta["protocol"]["name"]
-    times, offsets = (read_array(out, name, meta, verify=False) for name in ("times", "offsets"))
-    share = tied_share(times, offsets)
+    where = [(out, meta)]
+    if "shards" in meta:
+        where = [(shard_folder(out, number), {"arrays": arrays}) for number, arrays in enumerate(meta["shards"])]
+    tied = 0.0
+    for folder, described in where:
+        times, offsets = (read_array(folder, name, described, verify=False) for name in ("times", "offsets"))
+        tied += tied_share(times, offsets) * len(times)
+    share = tied / meta["counts"]["events"]
     has_baskets = protocol == "next-basket" or "baskets" in meta["counts"]
     if share <= (0 if has_baskets else _MOSTLY_TIED):
         return ""

@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from trope.atomic import atomic_folder, one_line_if_full
-from trope.data.folder import ALL_ARRAYS, META, REQUIRED, checksum_of
+from trope.data.folder import ALL_ARRAYS, META, REQUIRED, SHARDS, checksum_of
 
 
 class ArrayWriter:
@@ -132,13 +133,25 @@ def _check_ours(out: Path) -> None:
         raise FileExistsError(
             f"{out} exists and is not a prepared dataset, so it is not replaced; choose another folder"
         )
-    known = {META, *(f"{name}.npy" for name in ALL_ARRAYS)}
-    foreign = sorted(path.name for path in out.iterdir() if path.name not in known or not path.is_file())
+    arrays = {f"{name}.npy" for name in ALL_ARRAYS}
+    foreign = _foreign(out, {META, *arrays}, {SHARDS})
+    for shard in (out / SHARDS).iterdir() if not foreign and (out / SHARDS).is_dir() else ():
+        foreign += _foreign(shard, arrays) if shard.is_dir() and re.fullmatch(r"\d{5,}", shard.name) else [shard.name]
     if foreign:
         raise FileExistsError(
             f"{out} holds {foreign[0]!r}, which trope prepare did not write, so the folder is not replaced; "
             "move that away or choose another folder"
         )
+
+
+def _foreign(folder: Path, files: set[str], folders: Collection[str] = ()) -> list[str]:
+    """Names in a folder that are not among the files or folders that may be there."""
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if not (path.name in files and path.is_file())
+        and not (path.name in folders and path.is_dir() and not path.is_symlink())
+    )
 
 
 def _is_ours(path: Path) -> bool:
@@ -150,4 +163,6 @@ def _is_ours(path: Path) -> bool:
     kinds = {"format": int, "arrays": dict, "checksum": str}
     if not isinstance(meta, dict) or not all(isinstance(meta.get(key), kind) for key, kind in kinds.items()):
         return False
-    return set(REQUIRED) <= set(meta["arrays"])
+    shards = meta.get("shards")
+    listed = shards[0] if isinstance(shards, list) and shards and isinstance(shards[0], dict) else meta["arrays"]
+    return set(REQUIRED) <= set(listed)

@@ -27,6 +27,7 @@ from trope.atomic import atomic_file
 from trope.config import Config
 from trope.data.folder import sha256_of
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream
 from trope.evaluate.evaluation import EvalResult
 from trope.evaluate.metrics import Floats, Ints, Places
 from trope.runs import BEST, MODEL_CONFIG, check_kinds, parse_json, ranks_path
@@ -54,7 +55,7 @@ class About:
     max_len: int
 
     @classmethod
-    def of(cls, data: Sequences, split: str, config: Config) -> About:
+    def of(cls, data: Sequences | Stream, split: str, config: Config) -> About:
         """Of a split of a dataset, ranked as a config says."""
         return cls(data.meta["checksum"], data.protocol.name, split, config.eval.filter_seen, config.model.max_len)
 

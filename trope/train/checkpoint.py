@@ -70,7 +70,7 @@ class TrainState:
     best, best_epoch, best_metrics: the criterion of validation at its best, after which epoch, and all metrics there.
     stalled: validations since the learning rate was last reduced or the criterion last rose.
     learning_rates: of the optimiser's groups. factors: of each epoch, its learning rate over that of the config.
-    seconds: spent so far.
+    seconds: spent so far. cursor: where in a stream the next batch begins; see `trope.train.block_order.Cursor`.
     """
 
     epoch: int = 0
@@ -84,11 +84,16 @@ class TrainState:
     learning_rates: list[float] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    cursor: list[int] | None = None
 
     @property
     def is_best(self) -> bool:
         """Whether the model as it is now is the best so far."""
         return self.best is not None and self.index == 0 and self.epoch == self.best_epoch
+
+    def to_dict(self) -> dict[str, typing.Any]:
+        """For state.json; of a store in memory, as before there were streams."""
+        return {name: value for name, value in asdict(self).items() if name != "cursor" or value is not None}
 
 
 class Checkpoints:
@@ -148,7 +153,7 @@ class Checkpoints:
             if rows:
                 item_rows.take(rows, staged, partial)
             number = SHARDED_FORMAT if rows else FORMAT
-            write_json(partial / STATE, seal({"format": number, **asdict(state), "files": files}))
+            write_json(partial / STATE, seal({"format": number, **state.to_dict(), "files": files}))
 
     def publish_best(self, model: SequentialRecommender, state: TrainState, group: Group | None = None) -> None:
         """Write RUN/best if `model` is it; done again on resume, in case the run was killed right before.
@@ -258,7 +263,7 @@ def read_state(path: Path) -> tuple[TrainState, dict[str, str]]:
     found, files = content.pop("format", None), content.pop("files", {})
     if found not in (FORMAT, SHARDED_FORMAT, OLDER_FORMAT):
         raise ValueError(f"{file} has format {found!r}, this version of trope reads {FORMAT}; {_advice(path)}")
-    check_kinds(file, content, kinds, _advice(path))
+    check_kinds(file, {"cursor": None, **content}, kinds, _advice(path))
     if unknown := content.keys() - kinds.keys():
         raise ValueError(f"{file} is damaged or foreign: it has {sorted(unknown)}; {_advice(path)}")
     if not all(rate > 0 for rate in content["learning_rates"]):

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 from trope.config import Config
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream
 from trope.kernels.backend import Backend
-from trope.kernels.batch import BatchShape, Source, Tokens, gather_batch
+from trope.kernels.batch import BatchShape, Tokens, gather_batch
 from trope.kernels.embed import embed, embed_backward
 from trope.kernels.softmax import draw_uniform, sampled_softmax
 from trope.kernels.softmax.shared import shared_softmax
@@ -77,7 +78,7 @@ class FusedStep:
     def __init__(
         self,
         model: SequentialRecommender,
-        data: Sequences,
+        data: Sequences | Stream,
         config: Config,
         feed: Feed,
         optimizer: torch.optim.Optimizer,
@@ -90,10 +91,7 @@ class FusedStep:
         self.model, self.config, self.feed, self.optimizer = model, config, feed, optimizer
         self.guard, self.loss_sum, self.is_bf16, self.backend = guard, loss_sum, is_bf16, backend
         self.device = data.device
-        windows = feed.windows
-        order_W = torch.zeros(feed.size, dtype=torch.int64, device=self.device)
-        following = None if feed.moments is None else torch.zeros_like(feed.moments.first)
-        self.source = Source(data.items, data.times, windows.starts, windows.ends, order_W, following)
+        self.source = feed.source()
         self.cursor, self.seed = (torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(2))
         self.table = model.whole_items
         self.unit_VE = self.table.unit_copy(torch.bfloat16 if is_bf16 else torch.float32, backend)
@@ -112,11 +110,9 @@ class FusedStep:
 
     def __call__(self, epoch: int, index: int, step: int) -> StepResult:
         """Batch `index` of an epoch; `step` counts through all epochs."""
-        if epoch != self._epoch or index != self._next:
-            self.source.order_W.copy_(self.feed.order(epoch))
-            if self.source.following is not None and self.feed.following is not None:
-                self.source.following.copy_(self.feed.following)
-            self.cursor.fill_(index * self.config.train.batch)
+        is_next = epoch == self._epoch and index == self._next
+        if (begin := self.feed.aim(self.source, epoch, index, is_next)) is not None:
+            self.cursor.fill_(begin)
         self._epoch, self._next = epoch, index + 1
         plan = self._plan(self.feed.tokens(epoch, index))
         if self.is_captured and plan in self._seen and plan not in self._graphs:

@@ -24,9 +24,11 @@ from tqdm.auto import tqdm
 
 from trope.config import Config
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream
 from trope.evaluate import saved_ranks
 from trope.evaluate.counting import choose_counting, read_counting, score_counting
-from trope.evaluate.evaluation import evaluate, fitted_pulse
+from trope.evaluate.evaluation import fitted_pulse
+from trope.evaluate.streamed import evaluate
 from trope.models.recommender import SequentialRecommender
 from trope.runs import BEST, COUNTING, METRICS, PULSE, REFIT, RunLock, open_run, seal, write_json
 from trope.train import checkpoint
@@ -36,8 +38,9 @@ from trope.train.log import RunLog
 from trope.train.optimizer import make_optimizer, set_learning_rates
 from trope.train.process import StopRequest, reproducible, stop_signals
 from trope.train.pulse import fit_pulse, keep_counts, read_pulse
-from trope.train.step import Feed, seed_for
+from trope.train.step import seed_for
 from trope.train.stepper import Stepper, is_sharded
+from trope.train.streamed import StreamFeed, check_streamed, make_feed
 
 LOG_EVERY = 50
 LEAST_EPOCHS = 10  # the paper's
@@ -53,7 +56,7 @@ class Interrupted(Exception):
 
 
 def train(
-    data: Sequences,
+    data: Sequences | Stream,
     config: Config,
     out: str | Path,
     device: str = "auto",
@@ -64,7 +67,7 @@ def train(
     """Train a model into the run folder `out`; returns what metrics.json holds.
 
     Args:
-        data: a prepared dataset.
+        data: a prepared dataset; a stream of one trains within its memory, and has no pulse, refit or counting.
         device: auto, cpu, cuda, or one GPU such as cuda:1.
         resume: continue the run in `out`, or begin it where there is none yet.
         progress: show a bar.
@@ -78,9 +81,13 @@ def train(
     """
     with process_group(device) as group, reproducible(group.device), stop_signals() as stop, RunLock() as lock:
         run, config = Path(out), config.resolved
-        if config.model.pulse and data.validates_on_test:
+        if isinstance(data, Stream):
+            check_streamed(config)
+        elif config.model.pulse and data.validates_on_test:
             data = data.with_own_validation()
-        all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
+        all_data = None
+        if config.train.refit and isinstance(data, Sequences):
+            all_data = data.with_validation()  # first: not every protocol can
         trainer = Trainer(data, config, run, group, resume, None, lock)
         trainer.run(stop, checkpoint_seconds, progress)
         chosen, seconds = trainer.state, trainer.state.seconds
@@ -124,7 +131,7 @@ class Trainer:
 
     def __init__(
         self,
-        data: Sequences,
+        data: Sequences | Stream,
         config: Config,
         run: Path,
         group: Group,
@@ -135,10 +142,10 @@ class Trainer:
     ) -> None:
         self.config, self.run_folder, self.group, self.factors = config, run, group, factors
         self.is_refit = factors is not None and lineage is None
-        if factors is None and not len(data.eval_users("valid")):
+        if factors is None and not data.can_evaluate("valid"):
             raise ValueError(f"{data.path} has no user to validate on; prepare it with another protocol")
         self.data = data.to(group.device)
-        self.feed = Feed(self.data, config, group)
+        self.feed = make_feed(self.data, config, group)
         torch.manual_seed(seed_for(config.train.seed, "init"))
         # Processes that have the item table's rows between them save and publish together.
         self.sharers = group if is_sharded(config, group) else None
@@ -157,6 +164,8 @@ class Trainer:
         self.checkpoints = Checkpoints(run)
         latest = self.checkpoints.latest()
         self.state = TrainState() if latest is None else checkpoint.load(latest, self.model, self.optimizer)
+        if isinstance(self.feed, StreamFeed):
+            self.feed.follow(self.state.cursor)
         if self.state.best is not None:
             self.plateau.best, self.plateau.num_bad_epochs = self.state.best, self.state.stalled
         self.stepper = Stepper(
@@ -199,7 +208,10 @@ class Trainer:
             written_into(self.run_folder),
             RunLog(self.run_folder, self.state, self.total_steps, progress, active=self.group.is_first) as log,
         ):
-            self._run(log, stop, checkpoint_seconds)
+            try:
+                self._run(log, stop, checkpoint_seconds)
+            finally:
+                self.feed.close()
 
     def _run(self, log: RunLog, stop: StopRequest, checkpoint_seconds: float) -> None:
         started, saved_at = time.monotonic() - self.state.seconds, time.monotonic()
@@ -273,6 +285,7 @@ class Trainer:
             with written_into(run):
                 model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
                 seed = seed_for(self.config.train.seed, "pulse")
+                assert isinstance(self.data, Sequences), "a stream has no pulse"
                 found = fit_pulse(model, self.data, self.config, seed)
                 keep_counts(model, self.data)
                 write_json(run / PULSE, seal({"best_epoch": epoch, **found}))
@@ -283,6 +296,8 @@ class Trainer:
         """Choose the control "MODEL + counting" for the model that validation chose, unless that was done."""
         run, epoch = self.run_folder, self.state.best_epoch
         # A refitted model has seen the validation events: what was not chosen before is not chosen then.
+        if not isinstance(self.data, Sequences):
+            return  # it counts all events in the order of time, which a stream has not
         if self.group.is_first and not self._may_be_refitted and read_counting(run, epoch) is None:
             with written_into(run):
                 model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
@@ -296,6 +311,7 @@ class Trainer:
         found = read_pulse(run, epoch) if self.config.model.pulse else None
         if found is not None:
             assert self.model.pulse is not None
+            assert isinstance(self.data, Sequences), "a stream has no pulse"
             self.model.pulse.take_weights(found["weights"])
             keep_counts(self.model, self.data)
 
@@ -324,6 +340,8 @@ class Trainer:
         """Write a checkpoint, unless something went wrong since the last one."""
         self._check_finite()
         self.state.loss_sum = float(self.loss_sum)
+        if isinstance(self.feed, StreamFeed):
+            self.state.cursor = list(self.feed.cursor(self.state.epoch, self.state.index))
         if self.group.is_first or self.sharers:
             self.checkpoints.save(self.model, self.optimizer, self.state, self.sharers)
 
@@ -345,7 +363,7 @@ class Trainer:
 
 
 def score_test(
-    data: Sequences, config: Config, run: Path, group: Group, chosen: TrainState, seconds: float
+    data: Sequences | Stream, config: Config, run: Path, group: Group, chosen: TrainState, seconds: float
 ) -> dict[str, Any]:
     """Test the run's model, once, and write metrics.json.
 
@@ -364,8 +382,9 @@ def score_test(
         "seconds": round(seconds, 3),
         "filter_seen": config.eval.filter_seen,
         "data": data.describe(),
-        **score_counting(model, data, config, read_counting(run, chosen.best_epoch), result),
     }
+    if isinstance(data, Sequences):
+        summary |= score_counting(model, data, config, read_counting(run, chosen.best_epoch), result)
     if group.is_first:
         with written_into(run):
             saved_ranks.save(run, result, saved_ranks.About.of(data, "test", config))

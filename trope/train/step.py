@@ -20,8 +20,10 @@ from trope.config import Config
 from trope.data.next_moments import next_moments
 from trope.data.sequences import Batch, Sequences
 from trope.data.windows import Windows
+from trope.kernels.batch import Source
 from trope.models.items import ItemTable
 from trope.models.recommender import SequentialRecommender
+from trope.train.balance import token_part
 from trope.train.distributed import Group
 from trope.train.loss import draw_negatives, token_losses
 
@@ -92,35 +94,60 @@ class Feed:
         self.order(epoch)
         return self._tokens[index]
 
+    def rows(self, epoch: int, index: int) -> tuple[Sequences, Windows, Tensor]:
+        """The store to cut batch `index` from, its windows, and how many targets each has, on the host."""
+        self.order(epoch)
+        chosen = slice(index * self.config.train.batch, (index + 1) * self.config.train.batch)
+        return self.data, self.windows.take(self._order[chosen]), self._ordered_lengths_W[chosen]
+
     def __call__(self, epoch: int, index: int, step: int) -> Work:
         """Batch `index` of an epoch; `step` counts through all epochs."""
-        self.order(epoch)
         train, max_len = self.config.train, self.config.model.max_len
-        chosen = slice(index * train.batch, (index + 1) * train.batch)
-        windows, lengths = self.windows.take(self._order[chosen]), self._ordered_lengths_W[chosen]
+        data, windows, lengths = self.rows(epoch, index)
         ends = lengths.cumsum(0).tolist()
-        first, last = self.group.part(len(lengths))
+        first, last = token_part(ends, self.group.rank, self.group.size)
         share = 1 / ends[-1]
         if first == last:
             # Gradients are added up over all processes: compute some row, and let it count nothing.
             first, last, share = 0, 1, 0.0
         mine = slice(first, last)
         token_first, token_last = ends[first] - int(lengths[first]), ends[last - 1]
-        batch = self.data.training_batch(Windows(windows.starts[mine], windows.ends[mine]), max_len, self.following)
+        batch = data.training_batch(Windows(windows.starts[mine], windows.ends[mine]), max_len, self.following)
         places_T = _valid_places(batch.lengths, token_last - token_first, max_len)
         # Negatives are drawn for the global batch, from its unique items too, and each process keeps its own rows.
         if self.group.size == 1:
             targets_T = batch.targets.flatten()[places_T]
         elif train.negative_source == "batch":
-            whole = self.data.training_batch(windows, max_len, self.following)
+            whole = data.training_batch(windows, max_len, self.following)
             targets_T = whole.targets.flatten()[_valid_places(whole.lengths, ends[-1], max_len)]
         else:  # only their number counts
             targets_T = batch.targets.new_zeros(1).expand(ends[-1])
         self._generator.manual_seed(seed_for(train.seed, "negatives", step))
-        negatives = draw_negatives(targets_T, self.data.num_items, train, self._generator)
+        negatives = draw_negatives(targets_T, data.num_items, train, self._generator)
         if negatives is not None and not train.shared_negatives:
             negatives = negatives[token_first:token_last]
         return Work(batch, places_T, negatives, share, first, len(lengths))
+
+    def source(self) -> Source:
+        """Where a fused step cuts its batches from: tensors that stay where they are. `aim` fills them."""
+        order_W = torch.zeros(self.size, dtype=torch.int64, device=self.data.device)
+        following = None if self.moments is None else torch.zeros_like(self.moments.first)
+        return Source(self.data.items, self.data.times, self.windows.starts, self.windows.ends, order_W, following)
+
+    def aim(self, source: Source, epoch: int, index: int, is_next: bool) -> int | None:
+        """Make batch `index` of an epoch one that `source` holds; is_next: the batch before it was cut from there.
+
+        Returns where in its order the batch begins; None if that is where the batch before it ended.
+        """
+        if is_next:
+            return None
+        source.order_W.copy_(self.order(epoch))
+        if source.following is not None and self.following is not None:
+            source.following.copy_(self.following)
+        return index * self.config.train.batch
+
+    def close(self) -> None:
+        """Let go of what reads ahead; a store in memory has nothing."""
 
     def _has_target(self, chosen_N: Tensor) -> Tensor:
         """Which windows have at least one of the chosen events among their targets, or their possible targets; [W]."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trope.config import Config
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream
 from trope.models.recommender import SequentialRecommender
 from trope.models.sharded_items import ShardedItemTable
 from trope.train.distributed import Group
@@ -35,7 +36,7 @@ class Stepper:
     def __init__(
         self,
         model: SequentialRecommender,
-        data: Sequences,
+        data: Sequences | Stream,
         config: Config,
         feed: Feed,
         optimizer: torch.optim.Optimizer,

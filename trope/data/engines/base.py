@@ -7,11 +7,14 @@ later steps are one set of Ibis expressions.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import ibis.expr.types as ir
 
+from trope.data.engines.shard_tables import ShardWriter
 from trope.data.sources.description import Lookup, Source
 
 # place = file number << ROW_BITS | row number
@@ -44,9 +47,9 @@ class BadRow:
 class RawEvents:
     """What a read step returns: events as the source has them, not yet checked.
 
-    table: columns `user`, `item`, `time`, `place`, and `basket` and `event` where the source has them. Text files
-        give text columns. Temporal columns and parsed dates are int64 microseconds. Where dates were parsed from text,
-        the column `written` keeps the text for messages.
+    table: columns `user`, `item`, `time`, `place`, and `basket`, `event` and `value` where the source has them. Text
+        files give text columns. Temporal columns and parsed dates are int64 microseconds. Where dates were parsed from
+        text, the column `written` keeps the text for messages.
     time_unit: the unit of `time`: `s`, `ms`, `us` or `ns`.
     rejected: rows that could not be split into fields; they are not in the table.
     renumber: whether `place` counts without the rejected rows.
@@ -72,8 +75,19 @@ class Engine(Protocol):
     def read_lookup(self, lookup: Lookup) -> ir.Table:
         """The file of a lookup, as a table."""
 
+    def scan(self, files: tuple[Path, ...], columns: tuple[str, ...]) -> ir.Table:
+        """These columns of Parquet files with one schema, as one table without an order."""
+
     def keep(self, table: ir.Table) -> ir.Table:
         """Compute a table now and keep it, so that later expressions read the result."""
+
+    def each_shard(
+        self, users: ir.Table, events: ir.Table, shard_users: int, write: ShardWriter
+    ) -> Iterator[dict[str, Any]]:
+        """Let `write` write every shard of `shard_users` users; yields what it returns, in any order.
+
+        users, events: as in `trope.data.arrays.Coded`. Where the engine has workers, `write` runs there.
+        """
 
     def errors(self) -> tuple[type[Exception], ...]:
         """The exceptions that this engine raises when a file or a query fails."""

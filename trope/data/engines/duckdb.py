@@ -6,8 +6,10 @@ Intermediate tables live in a database file in the work folder, where DuckDB com
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import ibis
@@ -17,12 +19,17 @@ import pyarrow as pa
 
 from trope.data.dates import microseconds
 from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents, no_space
+from trope.data.engines.shard_tables import KEYS, ShardWriter, cut
 from trope.data.sources import parquet
 from trope.data.sources.description import Lookup, Source
 from trope.data.sources.text import check_text
 
 # Most of a laptop's 8 GB; the process needs some beside DuckDB's own limit.
 _MEMORY = "5GB"
+# Rows fetched at a time of a result that is not held as a whole.
+_ROWS = 1 << 18
+# Events sorted at a time: about 4 GB with what DuckDB needs beside them.
+_SORTED = 1 << 26
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -68,6 +75,29 @@ class DuckDB:
         self._run("SET preserve_insertion_order = false")
         return self._connection.create_table(f"kept_{next(self._numbers)}", table)
 
+    def each_shard(
+        self, users: ir.Table, events: ir.Table, shard_users: int, write: ShardWriter
+    ) -> Iterator[dict[str, Any]]:
+        # Sorted some shards at a time: a query for each shard would read all events each time, and one sort of all of
+        # them would spill several times their size to disk.
+        total, most = (int(table.count().to_pyarrow().as_py()) for table in (events, users))
+        step = shard_users * max(1, most * _SORTED // max(total * shard_users, 1))
+        for low in range(0, most, step):
+            here = (users.user_id >= low) & (users.user_id < low + step)
+            who = cut(self._stream(users.filter(here).order_by("user_id")), "user_id", shard_users)
+            rows = events.filter((events.user >= low) & (events.user < low + step)).order_by(*KEYS)
+            for shard, (number, rows_here) in zip(who, cut(self._stream(rows), "user", shard_users), strict=True):
+                assert number == shard[0], "every user has events"
+                yield write(number, shard[1], rows_here)
+
+    def _stream(self, table: ir.Table) -> Iterator[pa.RecordBatch]:
+        """The rows of a query as they come; on a connection of its own, since another query would end the stream."""
+        with self._connection.con.cursor() as cursor:
+            try:
+                yield from cursor.execute(self._connection.compile(table)).fetch_record_batch(_ROWS)
+            except (pa.ArrowException, OSError) as error:  # how Arrow hands on what DuckDB raises in a stream
+                raise duckdb.Error(str(error)) from None
+
     def read(self, source: Source) -> RawEvents:
         return self._read_parquet(source) if source.kind == "parquet" else self._read_text(source)
 
@@ -75,6 +105,10 @@ class DuckDB:
         name = f"lookup_{next(self._numbers)}"
         self._run(f"CREATE VIEW {name} AS FROM read_parquet({_listed((lookup.path,))}, hive_partitioning = false)")
         return self._connection.table(name)
+
+    def scan(self, files: tuple[Path, ...], columns: tuple[str, ...]) -> ir.Table:
+        chosen = ", ".join('"' + column.replace('"', '""') + '"' for column in columns)
+        return self._connection.sql(f"SELECT {chosen} FROM read_parquet({_listed(files)}, hive_partitioning = false)")
 
     def _read_parquet(self, source: Source) -> RawEvents:
         schema = parquet.schema(source.files[0])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import signal
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import ibis
@@ -22,6 +27,7 @@ from pyspark.storagelevel import StorageLevel
 
 from trope.data.dates import microseconds
 from trope.data.engines.base import ROW_BITS, UNREADABLE, BadRow, RawEvents
+from trope.data.engines.shard_tables import ShardWriter
 from trope.data.sources import parquet
 from trope.data.sources.description import Lookup, Source
 from trope.data.sources.text import check_text
@@ -61,6 +67,9 @@ class Spark:
         if self._own and str(self._session.sparkContext.master).startswith("local"):
             # 200 tasks a shuffle, Spark's default, is made for a cluster.
             self._session.conf.set("spark.sql.shuffle.partitions", "8")
+        if "PYSPARK_PYTHON" not in os.environ and str(self._session.sparkContext.master).startswith("local"):
+            # The workers on this machine need what this process has; Spark would start the `python3` of the PATH.
+            self._session.sparkContext.pythonExec = sys.executable
         if self._own and threading.current_thread() is threading.main_thread():
             # Spark's handler of Ctrl-C calls Java in the middle of another call, which fails.
             signal.signal(signal.SIGINT, before)
@@ -84,6 +93,23 @@ class Spark:
         kept.count().to_pyarrow()  # Spark caches when first asked
         return kept
 
+    def each_shard(
+        self, users: ir.Table, events: ir.Table, shard_users: int, write: ShardWriter
+    ) -> Iterator[dict[str, Any]]:
+        """The executors write: they need this package, and a folder that they and the driver see under one name."""
+
+        def task(key: tuple[pa.Scalar, ...], who: pa.Table, rows: pa.Table) -> pa.Table:
+            number = int(key[0].as_py())
+            return pa.table({"found": [json.dumps(write(number, who.drop(["shard"]), rows.drop(["shard"])))]})
+
+        who, rows = (
+            self._frame(table).withColumn("shard", F.floor(F.col(user) / shard_users))
+            for table, user in ((users, "user_id"), (events, "user"))
+        )
+        written = who.groupBy("shard").cogroup(rows.groupBy("shard")).applyInArrow(task, "found string")
+        for row in written.collect():
+            yield json.loads(row.found)
+
     def read(self, source: Source) -> RawEvents:
         hidden = [file.name for file in source.files if file.name.startswith(("_", "."))]
         if hidden:
@@ -94,6 +120,9 @@ class Spark:
 
     def read_lookup(self, lookup: Lookup) -> ir.Table:
         return self._table(self._reader().parquet(str(lookup.path)))
+
+    def scan(self, files: tuple[Path, ...], columns: tuple[str, ...]) -> ir.Table:
+        return self._table(self._reader().parquet(*map(str, files)).select(*map(_column, columns)))
 
     def _read_parquet(self, source: Source) -> RawEvents:
         schema = self._reader().parquet(str(source.files[0])).schema
@@ -203,6 +232,9 @@ class Spark:
             BadRow(labels[row.file], row.row + 1 + source.header_lines, UNREADABLE)
             for row in rows.orderBy("file", "row").collect()
         ]
+
+    def _frame(self, table: ir.Table) -> DataFrame:
+        return self._session.sql(self._connection.compile(table))
 
     def _table(self, frame: DataFrame) -> ir.Table:
         name = ibis.util.gen_name("trope")

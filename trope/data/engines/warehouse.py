@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import ibis
 import ibis.expr.types as ir
 
 from trope.data.engines.base import RawEvents
+from trope.data.engines.shard_tables import ShardWriter, write_by_ranges
 from trope.data.sources.description import Lookup, Source
 from trope.data.sources.urls import local_file, redacted, shown
 
@@ -54,8 +58,16 @@ class Warehouse:
     def read_lookup(self, lookup: Lookup) -> ir.Table:
         raise ValueError(f"items of a table cannot be looked up in {lookup.path}; join them there")
 
+    def scan(self, files: tuple[Path, ...], columns: tuple[str, ...]) -> ir.Table:
+        raise ValueError(f"{self.label} cannot read {files[0].name} on this machine; use --engine duckdb or spark")
+
     def keep(self, table: ir.Table) -> ir.Table:
         return table.cache()
+
+    def each_shard(
+        self, users: ir.Table, events: ir.Table, shard_users: int, write: ShardWriter
+    ) -> Iterator[dict[str, Any]]:
+        return write_by_ranges(users, events, shard_users, write)
 
     def errors(self) -> tuple[type[Exception], ...]:
         # A driver keeps its errors under one class `Error`, in its module (PEP 249); Ibis passes them on as they are.

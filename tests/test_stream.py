@@ -1,0 +1,392 @@
+"""A stream: the batches, losses and ranks of the same data in memory, within a number of bytes; and its cursor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import weakref
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_logs import loose, prepared, random_log, write_parquet
+from hypothesis import given
+from hypothesis import strategies as st
+from training import SIZE, one_thread, tiny, weights
+from typer.testing import CliRunner
+
+from trope.cli.main import app
+from trope.config import Config
+from trope.data.ahead import Ahead
+from trope.data.folder import shard_folder
+from trope.data.sequences import Sequences
+from trope.data.stream import EVENT_BYTES, USER_BYTES, Stream, parse_bytes, say_bytes
+from trope.evaluate import evaluation
+from trope.evaluate.streamed import evaluate
+from trope.kernels.batch import BatchShape, gather_batch
+from trope.models.recommender import SequentialRecommender
+from trope.train import loop
+from trope.train.balance import token_part
+from trope.train.block_order import Cursor, epoch_order, whole_order
+from trope.train.distributed import Group
+from trope.train.fused import FusedStep
+from trope.train.loop import Interrupted, train
+from trope.train.optimizer import make_optimizer
+from trope.train.step import Feed, Work
+from trope.train.stepper import Stepper
+from trope.train.streamed import StreamFeed
+
+__all__ = ["one_thread"]  # a fixture for every test in here
+CPU = torch.device("cpu")
+ALONE = Group(0, 1, CPU)
+MUCH = 10**9
+USERS = 7  # of a shard
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 users in 6 shards."""
+    folder = tmp_path_factory.mktemp("stream")
+    log = write_parquet(folder / "log.parquet", random_log(rows=700, users=40, items=25, spread=3_000))
+    return prepared(log, folder / "data", loose(shard_users=USERS)).path
+
+
+def memory_for(path: Path, shards: int, config: Config) -> int:
+    """Bytes that make blocks of so many shards."""
+    stream = Stream.open(path, MUCH)
+    feed = StreamFeed(stream, config, ALONE)
+    low, high = 1, MUCH
+    while low < high:
+        stream.memory = (low + high) // 2
+        try:
+            enough = StreamFeed(stream, config, ALONE).window >= shards
+        except ValueError:
+            enough = False
+        low, high = (low, stream.memory) if enough else (stream.memory + 1, high)
+    feed.close()
+    return low
+
+
+class BlockFeed(Feed):
+    """The feed of a store in memory, in the order of a stream."""
+
+    def __init__(self, data: Sequences, config: Config, like: StreamFeed) -> None:
+        super().__init__(data, config, ALONE)
+        self.like = like
+
+    def _shuffle(self, epoch: int) -> None:
+        super()._shuffle(epoch)
+        self._order = whole_order(self.like.counts, self.like.window, self.config.train.seed, epoch)
+        self._ordered_lengths_W = self._lengths_W[self._order]
+        self._tokens = [int(part.sum()) for part in self._ordered_lengths_W.split(self.config.train.batch)]
+
+
+def same_work(one: Work, other: Work) -> bool:
+    pairs = zip((*one.batch, one.places_T, one.negatives), (*other.batch, other.places_T, other.negatives), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs) and one.share == other.share
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, 6])
+@pytest.mark.parametrize("settings", [(), ("train.stride=3",), ("train.batch=17",)])
+def test_batches_are_those_of_a_store_in_memory_in_the_same_order(
+    path: Path, shards: int, settings: tuple[str, ...]
+) -> None:
+    config = tiny(*settings)
+    feed = StreamFeed(Stream.open(path, memory_for(path, shards, config)), config, ALONE)
+    assert feed.window == shards
+    memory = BlockFeed(Sequences.load(path), config, feed)
+    assert feed.steps == memory.steps and feed.size == memory.size
+    step = 0
+    for epoch in (0, 1):
+        for index in range(feed.steps):
+            assert feed.tokens(epoch, index) == memory.tokens(epoch, index)
+            assert same_work(feed(epoch, index, step), memory(epoch, index, step)), (epoch, index)
+            step += 1
+    feed.close()
+
+
+def test_a_feed_begins_anywhere(path: Path) -> None:
+    config = tiny("train.batch=5")
+    stream = Stream.open(path, memory_for(path, 2, config))
+    feed, other = StreamFeed(stream, config, ALONE), StreamFeed(stream, config, ALONE)
+    works = [feed(1, index, index) for index in range(feed.steps)]
+    for index in (3, 0, feed.steps - 1, feed.steps - 2, 4):
+        assert same_work(other(1, index, index), works[index]), index
+    feed.close()
+    other.close()
+
+
+def targets(batch) -> list[tuple[int, int, int, int]]:
+    """Every (item, time, target, target's time) of a batch."""
+    there = torch.arange(batch.items.shape[1]) < batch.lengths[:, None]
+    return list(
+        zip(*(x[there].tolist() for x in (batch.items, batch.times, batch.targets, batch.target_times)), strict=True)
+    )
+
+
+def test_next_moments_are_carried_over_blocks(path: Path) -> None:
+    """Every input comes once, and its target is an event of its user's next later time."""
+    config = tiny("model.predicts=next-moment", "train.stride=8", "train.batch=11")
+    feed = StreamFeed(Stream.open(path, memory_for(path, 1, config)), config, ALONE)
+    memory = Feed(Sequences.load(path), config, ALONE)
+    assert feed.steps == memory.steps
+    streamed = [pair for index in range(feed.steps) for pair in targets(feed(0, index, index).batch)]
+    whole = [pair for index in range(memory.steps) for pair in targets(memory(0, index, index).batch)]
+    assert sorted((i, t, at) for i, t, _, at in streamed) == sorted((i, t, at) for i, t, _, at in whole)
+    data = Sequences.load(path)
+    there = set(zip(data.items.tolist(), data.times.tolist(), strict=True))
+    assert {(item, at) for _, _, item, at in streamed} <= there
+    again = StreamFeed(feed.stream, config, ALONE)
+    assert same_work(again(0, 3, 3), feed(0, 3, 3)), "a feed that begins in the middle draws the same targets"
+    feed.close()
+    again.close()
+
+
+@pytest.mark.parametrize("predicts", ["next-event", "next-moment"])
+def test_the_fused_step_reads_the_same_tokens(path: Path, predicts: str) -> None:
+    config = tiny("train.batch=9", f"model.predicts={predicts}")
+    stream = Stream.open(path, memory_for(path, 2, config))
+    feed, plain = StreamFeed(stream, config, ALONE), StreamFeed(stream, config, ALONE)
+    source, cursor = feed.source(), torch.zeros(1, dtype=torch.int64)
+    places = [tensor.data_ptr() for tensor in source if tensor is not None]
+    for epoch in (0, 1):
+        for index in range(feed.steps):
+            if (begin := feed.aim(source, epoch, index, index > 0)) is not None:
+                cursor.fill_(begin)
+            tokens = gather_batch(source, BatchShape(9, 8, feed.tokens(epoch, index), 1), cursor, "torch")
+            expected = plain(epoch, index, 0)
+            for mine, theirs in (
+                (tokens.items_T, expected.batch.items), (tokens.candidates_TC[:, 0], expected.batch.targets),
+                (tokens.times_T, expected.batch.times), (tokens.query_times_T, expected.batch.target_times),
+            ):  # fmt: skip
+                assert torch.equal(mine.long(), theirs.flatten()[expected.places_T]), (epoch, index)
+    assert places == [tensor.data_ptr() for tensor in source if tensor is not None], "a graph reads where they were"
+    feed.close()
+    plain.close()
+
+
+def losses(feed: Feed, data: Sequences | Stream, config: Config, fused: bool, steps: int = 30) -> list[float]:
+    torch.manual_seed(0)
+    model = SequentialRecommender(config, data.num_items, data.time_span)
+    optimizer = make_optimizer(model, config)
+    stepper = Stepper(model, data, config, feed, optimizer, ALONE)
+    if fused:
+        stepper.fused = FusedStep(
+            model, data, config, feed, optimizer, stepper.guard, stepper.loss_sum, 0, False, backend="torch"
+        )
+    model.train()
+    return [float(stepper(*divmod(step, feed.steps), step)[0]) for step in range(steps)]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_losses_are_those_of_a_store_in_memory(path: Path, fused: bool) -> None:
+    config = tiny()
+    stream = Stream.open(path, memory_for(path, 2, config))
+    feed, data = StreamFeed(stream, config, ALONE), Sequences.load(path)
+    in_memory = losses(BlockFeed(data, config, feed), data, config, fused)
+    assert losses(feed, stream, config, fused) == in_memory
+    assert in_memory[-1] < in_memory[0]
+    feed.close()
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any), st.integers(1, 5), st.integers(0, 99))
+def test_an_epoch_has_every_window_once(counts: list[int], window: int, seed: int) -> None:
+    orders = [whole_order(counts, window, seed, epoch) for epoch in (0, 1)]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(sum(counts)))
+    assert torch.equal(orders[0], whole_order(counts, window, seed, 0))
+    order = epoch_order(counts, window, seed, 0)
+    owner = [block for block, shards in enumerate(order.blocks) for _ in range(sum(counts[s] for s in shards))]
+    assert [order.block_of(place) for place in range(sum(counts))] == owner
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 6))
+def test_rows_are_dealt_by_tokens(lengths: list[int], size: int) -> None:
+    ends = np.cumsum(lengths).tolist()
+    parts = [token_part(ends, rank, size) for rank in range(size)]
+    assert parts[0][0] == 0 and parts[-1][1] == len(lengths)
+    assert all(one[1] == other[0] and one[0] <= one[1] for one, other in pairwise(parts))
+    tokens = [sum(lengths[first:last]) for first, last in parts]
+    assert max(tokens) <= ends[-1] / size + max(lengths), "no process has more than a row too many"
+
+
+def test_processes_share_the_rows_of_one_batch(path: Path) -> None:
+    config = tiny("train.batch=16", "train.negative_source=batch")
+    stream = Stream.open(path, memory_for(path, 2, config))
+    alone = StreamFeed(stream, config, ALONE)
+    for size in (2, 4):
+        feeds = [StreamFeed(stream, config, Group(rank, size, CPU)) for rank in range(size)]
+        for index in range(alone.steps):
+            whole = alone(0, index, index)
+            works = [feed(0, index, index) for feed in feeds]
+            works = [work for work in works if work.share]
+            assert torch.equal(torch.cat([work.batch.items for work in works]), whole.batch.items)
+            assert torch.equal(torch.cat([work.negatives for work in works]), whole.negatives)
+            tokens = [len(work.places_T) for work in works]
+            assert max(tokens) <= len(whole.places_T) / size + 8
+        for feed in feeds:
+            feed.close()
+    alone.close()
+
+
+def test_at_most_two_blocks_are_in_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted as they live and die: in training, between epochs, and in a pass over all users."""
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    peak, lock = [0], threading.Lock()
+    read = Stream.read
+
+    def watched(self: Stream, *args, **options):
+        block = read(self, *args, **options)
+        with lock:
+            alive.update(block.roomy._tensors.values())
+            peak[0] = max(peak[0], sum(tensor.numel() * tensor.element_size() for tensor in list(alive)))
+        return block
+
+    monkeypatch.setattr(Stream, "read", watched)
+    config = tiny("train.batch=5")
+    memory = memory_for(path, 2, config)
+    peak[0] = 0
+    stream = Stream.open(path, memory)
+    feed = StreamFeed(stream, config, ALONE)
+    for step in range(2 * feed.steps):
+        feed(*divmod(step, feed.steps), step)
+        if (step + 1) % feed.steps == 0:
+            assert sum(users for users in stream.over_blocks(lambda user, block: block.num_users)) == 40
+    feed.close()
+    assert 0 < peak[0] <= memory, (peak, memory)
+    assert stream.num_events * EVENT_BYTES + stream.num_users * USER_BYTES > memory, "or nothing would be streamed"
+
+
+def test_too_little_memory_is_one_line(path: Path) -> None:
+    with pytest.raises(ValueError, match=r"needs at least [\d.]+ KiB for two of its shards, --memory allows 1000 B"):
+        Stream.open(path, 1_000)
+
+
+@pytest.mark.parametrize("filter_seen", ["none", "history"])
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_ranks_are_those_of_a_store_in_memory(path: Path, filter_seen: str, split: str) -> None:
+    stream, data = Stream.open(path, memory_for(path, 2, tiny())), Sequences.load(path)
+    model = SequentialRecommender(tiny(), data.num_items, data.time_span)
+    expected = evaluation.evaluate(model, data, split, filter_seen, 8)
+    found = evaluate(model, stream, split, filter_seen, 8)
+    np.testing.assert_array_equal(found.users, expected.users)
+    for name in ("better", "ties", "offsets"):
+        np.testing.assert_array_equal(getattr(found.places, name), getattr(expected.places, name))
+    assert found.metrics == expected.metrics
+
+
+def test_a_run_trains_stops_and_goes_on_with_the_next_batch(path: Path, tmp_path: Path, monkeypatch) -> None:
+    """From end to end; stopped in the middle of an epoch, resumed with more memory: the same bytes."""
+    config = tiny("train.epochs=2", "train.batch=5")
+    memory = memory_for(path, 2, config)
+    whole = train(Stream.open(path, memory), config, tmp_path / "whole", "cpu", progress=False)
+    stop_if_asked = loop.Trainer._stop_if_asked
+
+    def at_eleven(self: loop.Trainer, stop) -> None:
+        stop.signum = 15 if self.state.step == 11 else 0
+        stop_if_asked(self, stop)
+
+    monkeypatch.setattr(loop.Trainer, "_stop_if_asked", at_eleven)
+    with pytest.raises(Interrupted):
+        train(Stream.open(path, memory), config, tmp_path / "parts", "cpu", progress=False)
+    monkeypatch.undo()
+    state = json.loads(next((tmp_path / "parts" / "checkpoints").glob("*-step00000011/state.json")).read_text())
+    epoch, index = state["epoch"], state["index"]
+    feed = StreamFeed(Stream.open(path, memory), config, ALONE)
+    assert Cursor(*state["cursor"]) == feed.cursor(epoch, index) and state["cursor"][3] == 2
+    feed.close()
+    with pytest.raises(ValueError, match=r"was begun with 2 shards .* in a block, --memory allows 1"):
+        train(
+            Stream.open(path, memory_for(path, 1, config)), config, tmp_path / "parts", "cpu", resume=True,
+            progress=False,
+        )  # fmt: skip
+    resumed = train(Stream.open(path, MUCH), config, tmp_path / "parts", "cpu", resume=True, progress=False)
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
+    assert (tmp_path / "whole" / "catalogue" / "item_counts.npy").is_file()
+
+
+def test_two_processes_stream_to_the_losses_of_one(path: Path, tmp_path: Path) -> None:
+    settings = (*SIZE, "model.dropout=0.0", "train.epochs=2", "train.batch=9")
+    memory = memory_for(path, 2, tiny("train.batch=9"))
+    words = [word for setting in settings for word in ("--set", setting)]
+    words += ["--model", "hstu-trope", "--device", "cpu", "--no-progress", "--memory", str(memory)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    logs = []
+    for name, launcher in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])):
+        command = [sys.executable, *launcher, "-m", "trope", "train", str(path), *words, "--out", str(tmp_path / name)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        lines = (tmp_path / name / "log.jsonl").read_text().splitlines()
+        logs.append([row["epoch_loss"] for row in map(json.loads, lines) if "epoch_loss" in row])
+    assert logs[0] == pytest.approx(logs[1], rel=1e-5) and len(logs[0]) == 2
+
+
+def test_what_a_stream_cannot_do_is_one_line(path: Path, tmp_path: Path) -> None:
+    stream = Stream.open(path, MUCH)
+    for setting, said in (("model.pulse=true", "model.pulse=false"), ("train.refit=true", "train.refit=false")):
+        with pytest.raises(ValueError, match=said):
+            train(stream, tiny(setting), tmp_path / "run", "cpu", progress=False)
+    assert not (tmp_path / "run").exists()
+    whole = prepared(path.parent / "log.parquet", tmp_path / "whole")
+    with pytest.raises(ValueError, match="has no shards"):
+        Stream.open(whole.path, MUCH)
+
+
+def test_a_damaged_shard_is_refused_when_it_is_read(path: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    file = shard_folder(copy, 3) / "items.npy"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    stream = Stream.open(copy, memory_for(path, 1, tiny()))
+    stream.read([2])
+    with pytest.raises(ValueError, match=r"00003/items.npy does not match its checksum"):
+        list(stream.over_blocks(lambda user, block: None))
+
+
+def test_the_command_streams(path: Path, tmp_path: Path) -> None:
+    settings = [word for setting in (*SIZE, "train.epochs=1") for word in ("--set", setting)]
+    words = ["train", str(path), "--out", str(tmp_path / "run"), "--no-progress", "--device", "cpu", "--memory", "1MB"]
+    done = CliRunner().invoke(app, [*words, "--model", "hstu-trope", *settings])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, ValueError) and "--model" in str(done.exception)
+
+
+@pytest.mark.parametrize(("text", "count"), [("1000", 1000), ("2K", 2048), ("1.5 MB", 1_572_864), ("8GiB", 8 * 2**30)])
+def test_bytes_are_read(text: str, count: int) -> None:
+    assert parse_bytes(text, "--memory") == count
+    for wrong in ("", "much", "-1GB", "0", "1 XB"):
+        with pytest.raises(ValueError, match="--memory must be a number of bytes"):
+            parse_bytes(wrong, "--memory")
+
+
+def test_bytes_are_said() -> None:
+    assert [say_bytes(count) for count in (12, 1536, 3 * 2**20, 5 * 2**30)] == ["12 B", "1.5 KiB", "3 MiB", "5 GiB"]
+
+
+def test_what_is_ahead_is_made_once_and_errors_arrive() -> None:
+    made: list[int] = []
+
+    def make(key: int) -> int:
+        made.append(key)
+        if key == 3:
+            raise ValueError("three")
+        return 10 * key
+
+    ahead: Ahead[int, int] = Ahead(make)
+    with ahead:
+        ahead.start(1)
+        assert ahead.take(1) == 10 and made == [1]
+        ahead.start(2)
+        assert ahead.take(5) == 50, "another one than was started"
+        ahead.start(3)
+        with pytest.raises(ValueError, match="three"):
+            ahead.take(3)

@@ -1,0 +1,88 @@
+"""Read shards of a prepared dataset: some of them, or all, as the arrays that one folder without shards would hold.
+
+numpy only. A shard counts its offsets and its baskets from 0; here they are counted through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trope.data import folder as files
+from trope.data.folder import ARRAYS, META
+
+_AGAIN = "prepare the data again"
+
+
+class ShardSize(NamedTuple):
+    """How many users and events a shard has."""
+
+    users: int
+    events: int
+
+
+def shard_sizes(path: Path, meta: dict[str, Any]) -> list[ShardSize]:
+    """The size of each shard by `meta.json`; refused if the shapes do not fit together."""
+    sizes = []
+    for number, arrays in enumerate(meta["shards"]):
+        events, users = int(arrays["items"]["shape"][0]), int(arrays["offsets"]["shape"][0]) - 1
+        by_event = [arrays[name]["shape"] for name in ("times", "baskets") if name in arrays]
+        if users < 1 or any(shape != [events] for shape in by_event) or arrays["splits"]["shape"] != [4, users]:
+            raise ValueError(f"the arrays of shard {number} of {path} do not fit together; {_AGAIN}")
+        if arrays.keys() != meta["shards"][0].keys():
+            raise ValueError(f"shard {number} of {path} has other arrays than the first one; {_AGAIN}")
+        sizes.append(ShardSize(users, events))
+    counts = {"users": sum(size.users for size in sizes), "events": sum(size.events for size in sizes)}
+    if any(meta["counts"][name] != count for name, count in counts.items()):
+        raise ValueError(f"{path / META} counts other users or events than its shards have; {_AGAIN}")
+    return sizes
+
+
+def read_arrays(path: Path, meta: dict[str, Any], verify: bool) -> dict[str, np.ndarray]:
+    """Every array of a dataset, mapped; of a sharded one, all shards in memory. verify: compare SHA-256."""
+    if files.is_sharded(meta):
+        return read_shards(path, meta, range(len(meta["shards"])), ARRAYS, verify=verify)
+    return {name: files.read_array(path, name, meta, verify) for name in ARRAYS if name in meta["arrays"]}
+
+
+def read_shards(
+    path: Path,
+    meta: dict[str, Any],
+    numbers: Sequence[int],
+    names: Collection[str],
+    spare: int = 0,
+    verify: bool = True,
+) -> dict[str, np.ndarray]:
+    """The arrays of some shards, one shard behind the other, in memory.
+
+    names: which arrays, where the dataset has them. spare: room for so many events more behind items and times.
+    """
+    sizes = shard_sizes(path, meta)
+    users, events = (sum(getattr(sizes[number], name) for number in numbers) for name in ShardSize._fields)
+    shapes = {"offsets": (users + 1,), "splits": (4, users)}
+    out = {
+        name: np.empty(shapes.get(name, (events + spare * (name in ("items", "times")),)), ARRAYS[name])
+        for name in names
+        if name in meta["shards"][0]
+    }
+    user = event = basket = 0
+    if "offsets" in out:
+        out["offsets"][0] = 0
+    for number in numbers:
+        size, entries = sizes[number], {"arrays": meta["shards"][number]}
+        for name, array in out.items():
+            found = files.read_array(files.shard_folder(path, number), name, entries, verify)
+            if name == "offsets":
+                np.add(found[1:], event, out=array[user + 1 : user + 1 + size.users])
+            elif name == "splits":
+                array[:, user : user + size.users] = found
+            elif name == "baskets":
+                np.add(found, basket, out=array[event : event + size.events])
+                basket = int(array[event + size.events - 1]) + 1
+            else:
+                array[event : event + size.events] = found
+        user, event = user + size.users, event + size.events
+    return out

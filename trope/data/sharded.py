@@ -1,0 +1,63 @@
+"""Write a dataset as shards of users: the engine's workers write them, here their entries become `meta.json`'s.
+
+Nothing in here grows with the number of events or users but the list of shards.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trope.data.arrays import Coded
+from trope.data.core import Sizes
+from trope.data.engines.base import Engine
+from trope.data.folder import SHARDED_FORMAT
+from trope.data.progress import Stages
+from trope.data.protocols import Protocol
+from trope.data.shards import ShardFacts, ShardJob
+
+
+def write_shards(
+    coded: Coded, shard_users: int, folder: Path, ticks: int, protocol: Protocol, name: str, engine: Engine,
+    stages: Stages,
+) -> tuple[Sizes, dict[str, Any]]:  # fmt: skip
+    """Write every shard into `folder`; returns the dataset's sizes, and its entries of `meta.json`.
+
+    ticks: units of the events' times in a second. name: of the source, for messages.
+    """
+    ends = coded.events.aggregate(first=coded.events.tick.min(), last=coded.events.tick.max()).to_pyarrow()
+    first, last = (int(ends[side][0].as_py()) // ticks for side in ("first", "last"))
+    job = ShardJob(str(folder.absolute()), ticks, protocol.resolve(first, last), shard_users)
+    total, done = int(coded.users.count().to_pyarrow().as_py()), 0
+    found = []
+    for shard in engine.each_shard(coded.users, coded.events, shard_users, job):
+        found.append(shard)
+        done += shard["facts"]["users"]
+        stages.done("write", done / total)
+    found.sort(key=lambda shard: int(shard["number"]))
+    assert [shard["number"] for shard in found] == list(range(len(found))), "a shard is missing or was written twice"
+    facts = [ShardFacts(**shard["facts"]) for shard in found]
+    if not any(each.test_users for each in facts):
+        raise ValueError(
+            f"protocol {protocol.name} leaves no user of {name} to test: the longest of {total:,} users has "
+            f"{max(each.longest for each in facts)} events; choose another protocol or loosen a filter"
+        )
+    sizes = Sizes(total, int(coded.items.count().to_pyarrow().as_py()), sum(each.events for each in facts))
+    assert sum(each.users for each in facts) == total, "a shard has lost users"
+    counts = {key: sum(getattr(each, key) for each in facts) for key in ("train_events", "valid_users", "test_users")}
+    if any(each.baskets for each in facts):
+        counts["baskets"] = sum(each.baskets for each in facts)
+    return sizes, {
+        "format": SHARDED_FORMAT,
+        "protocol": job.protocol.to_dict(),
+        "time_span": {
+            "all": [first, last],
+            "train": [
+                min(each.train_first for each in facts if each.train_first is not None),
+                max(each.train_last for each in facts if each.train_last is not None),
+            ],
+        },
+        "counts": counts,
+        "shard_users": shard_users,
+        "shards": [shard["arrays"] for shard in found],
+    }

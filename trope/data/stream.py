@@ -1,0 +1,201 @@
+"""`Stream`: a sharded dataset that stays on disk. A few shards at a time are in memory, within a number of bytes.
+
+`Stream.read` gives some shards as `Sequences`, which cuts histories and windows as ever. Who reads shards in which
+order is decided elsewhere: `trope.train.streamed` shuffles them, `Stream.over_blocks` goes through them in order.
+At most two blocks are in memory: one in use, and the next one, which a thread reads meanwhile.
+
+Arrays are read into memory and not mapped: mapped pages would be read at random while a step waits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from trope.data import folder as files
+from trope.data.ahead import Ahead
+from trope.data.catalogue import write_catalogue
+from trope.data.checks import check_shard, read_protocol
+from trope.data.protocols import Protocol
+from trope.data.sequences import SPLITS, Sequences
+from trope.data.shard_files import read_shards, shard_sizes
+
+# What a block takes in memory: items and times of an event; offsets and splits of a user, and what is computed of them.
+EVENT_BYTES = 12
+USER_BYTES = 192
+_NAMES = ("items", "times", "offsets", "splits")
+T = TypeVar("T")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Block(NamedTuple):
+    """Some shards in memory.
+
+    data: their users and events. roomy: the same with unused room behind the events, on the same memory.
+    """
+
+    data: Sequences
+    roomy: Sequences
+
+
+class Stream:
+    """A sharded dataset, read within `memory` bytes.
+
+    verify: compare each shard with its SHA-256, and look at its events, when it is read for the first time.
+    """
+
+    def __init__(
+        self, path: Path, meta: dict[str, Any], memory: int, device: torch.device | str = "cpu", verify: bool = True
+    ) -> None:
+        self.path, self.meta, self.memory = path, meta, memory
+        self.protocol = Protocol(**meta["protocol"])
+        self.device = torch.device(device)
+        self.sizes = shard_sizes(path, meta)
+        self._unseen = set(range(len(self.sizes))) if verify else set()
+
+    @classmethod
+    def open(cls, path: str | Path, memory: int, verify: bool = True) -> Stream:
+        """Open a folder made by `trope prepare --shard-users`."""
+        path = Path(path)
+        meta = files.read_meta(path)
+        read_protocol(path, meta)
+        if not files.is_sharded(meta):
+            raise ValueError(f"{path} has no shards, so it is loaded as a whole; prepare it with --shard-users")
+        stream = cls(path, meta, memory, verify=verify)
+        stream.window()  # refuse now what cannot be read later
+        return stream
+
+    def to(self, device: torch.device | str) -> Stream:
+        """The same stream with its blocks used on `device`."""
+        moved = Stream(self.path, self.meta, self.memory, device, verify=False)
+        moved._unseen = self._unseen
+        return moved
+
+    def describe(self) -> dict[str, Any]:
+        """What identifies the dataset, and its path, as `Sequences.describe`."""
+        return {
+            "path": str(self.path.resolve()),
+            "checksum": self.meta["checksum"],
+            "protocol": self.protocol.to_dict(),
+            "items": self.num_items,
+            "users": self.num_users,
+            "events": self.num_events,
+        }
+
+    def write_catalogue(self, folder: Path) -> None:
+        """Write the items' ids, names and counts in training, as `Sequences.write_catalogue`; one pass over all."""
+        counts = torch.zeros(self.num_items, dtype=torch.int64, device=self.device)
+        for found in self.over_blocks(lambda user, block: block.training_counts()):
+            counts += found
+        write_catalogue(self.path, self.meta, folder, counts.cpu().numpy())
+
+    @property
+    def num_users(self) -> int:
+        return int(self.meta["counts"]["users"])
+
+    @property
+    def num_items(self) -> int:
+        """Items in the catalogue; their dense ids are 1 .. num_items."""
+        return int(self.meta["counts"]["items"])
+
+    @property
+    def num_events(self) -> int:
+        return int(self.meta["counts"]["events"])
+
+    @property
+    def time_span(self) -> tuple[int, int]:
+        """First and last time of the training events, Unix seconds."""
+        first, last = self.meta["time_span"]["train"]
+        return int(first), int(last)
+
+    @property
+    def validates_on_test(self) -> bool:
+        """Whether validation events are test events."""
+        return self.protocol.name == "loo-paper"
+
+    def can_evaluate(self, split: str) -> bool:
+        """Whether `valid` or `test` has a user."""
+        if split not in SPLITS:
+            raise ValueError(f"split must be 'valid' or 'test', got {split!r}")
+        return int(self.meta["counts"][f"{split}_users"]) > 0
+
+    def window(self, event_bytes: int = EVENT_BYTES, spare: int = 0) -> int:
+        """How many shards a block may have so that two of any blocks fit in memory, at least 1.
+
+        event_bytes: of an event in memory. spare: room for so many events more in each block.
+        """
+        free = self.memory // 2 - spare * event_bytes
+        largest = sorted((event_bytes * size.events + USER_BYTES * size.users for size in self.sizes), reverse=True)
+        fitting = sum(needed <= free for needed in accumulate(largest))
+        if not fitting:
+            least = 2 * (largest[0] + spare * event_bytes)
+            raise ValueError(
+                f"{self.path} needs at least {say_bytes(least)} for two of its shards, --memory allows "
+                f"{say_bytes(self.memory)}; allow more, or prepare it with fewer --shard-users"
+            )
+        return fitting
+
+    def read(self, shards: Sequence[int], names: Collection[str] = _NAMES, spare: int = 0) -> Block:
+        """Some shards, one behind the other, on the host; who uses a block moves it to `device`, not this thread.
+
+        names: which arrays; those left out are empty. spare: room for so many events more.
+        """
+        for number in self._unseen.intersection(shards):
+            self._check(number)
+        arrays = read_shards(self.path, self.meta, shards, names, spare, verify=False)
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        for name in {"items", "times"} - tensors.keys():
+            tensors[name] = torch.empty(0, dtype=torch.int64)
+        roomy = Sequences(self.path, self.meta, tensors)
+        if not spare:
+            return Block(roomy, roomy)
+        events = sum(self.sizes[number].events for number in shards)
+        exact = {name: tensors[name][:events] for name in ("items", "times")}
+        return Block(Sequences(self.path, self.meta, {**tensors, **exact}), roomy)
+
+    def over_blocks(self, work: Callable[[int, Sequences], T]) -> Iterator[T]:
+        """What `work` makes of all users in order, a block at a time; it also gets the number of the first user.
+
+        A function and not a loop over blocks, whose variable would keep a third block in memory.
+        """
+        window = self.window()
+        groups = [range(low, min(low + window, len(self.sizes))) for low in range(0, len(self.sizes), window)]
+        user = 0
+        ahead: Ahead[int, Sequences] = Ahead(lambda number: self.read(groups[number]).data)
+        with ahead:
+            for number in range(len(groups)):
+                block = ahead.take(number).to(self.device)
+                if number + 1 < len(groups):
+                    ahead.start(number + 1)
+                result, users = work(user, block), block.num_users
+                del block
+                yield result
+                user += users
+
+    def _check(self, number: int) -> None:
+        folder, meta = files.shard_folder(self.path, number), {"arrays": self.meta["shards"][number]}
+        arrays = {name: files.read_array(folder, name, meta) for name in files.ARRAYS if name in meta["arrays"]}
+        check_shard(folder, self.num_items, arrays, self.protocol)
+        self._unseen.discard(number)
+
+
+def parse_bytes(text: str, flag: str) -> int:
+    """A number of bytes such as 500MB, 2GB or 8GiB; K, M, G and T are powers of 1024."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if found is None or float(found[1]) == 0:
+        raise ValueError(f"{flag} must be a number of bytes such as 500MB or 8GB, got {text!r}")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def say_bytes(count: int) -> str:
+    """`1.5 GiB`."""
+    for unit in ("", "Ki", "Mi"):
+        if count < 1024:
+            return f"{count:.4g} {unit}B"
+        count /= 1024  # type: ignore[assignment]
+    return f"{count:.4g} GiB"

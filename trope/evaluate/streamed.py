@@ -1,0 +1,53 @@
+"""Evaluation of a stream: the users of one block after the other, each block ranked as a store of its own.
+
+A user's ranks depend on the model and on that user's events alone, so they are those of the whole store.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trope.data.sequences import Sequences
+from trope.data.stream import Stream
+from trope.evaluate import evaluation
+from trope.evaluate.evaluation import EvalResult, Model, fitted_pulse
+from trope.evaluate.metrics import Places
+
+
+def evaluate(
+    model: Model, data: Sequences | Stream, split: str, filter_seen: str, max_len: int, **options: Any
+) -> EvalResult:
+    """Rank the catalogue for every user of a split by a model.
+
+    data: on the model's device, in memory or a stream. The rest is as in `trope.evaluate.evaluation.evaluate`; a stream
+    is not ranked by a pulse or by counting, which need all events in the order of time.
+    """
+    if isinstance(data, Sequences):
+        return evaluation.evaluate(model, data, split, filter_seen, max_len, **options)
+    if options.get("counting") is not None or (options.get("live", True) and fitted_pulse(model) is not None):
+        raise ValueError(
+            f"{data.path} is streamed: a pulse or counting needs all events in the order of time; leave out --memory"
+        )
+    if not data.can_evaluate(split):
+        raise ValueError(f"{data.path} has no user to evaluate in split {split!r}; prepare it with another protocol")
+
+    def rank(user: int, block: Sequences) -> EvalResult | None:
+        if not block.can_evaluate(split):
+            return None
+        found = evaluation.evaluate(model, block, split, filter_seen, max_len, **options)
+        return EvalResult(found.users + user, found.places)
+
+    parts = [found for found in data.over_blocks(rank) if found is not None]
+    return joined(parts)
+
+
+def joined(parts: list[EvalResult]) -> EvalResult:
+    """The results of blocks, in the order of their users, as one."""
+    better, ties = (np.concatenate([getattr(part.places, name) for part in parts]) for name in ("better", "ties"))
+    before = np.cumsum([0, *(len(part.ranks) for part in parts[:-1])])
+    offsets = [part.offsets[1:] + start for part, start in zip(parts, before, strict=True)]
+    return EvalResult(
+        np.concatenate([part.users for part in parts]), Places(better, ties, np.concatenate(([0], *offsets)))
+    )
