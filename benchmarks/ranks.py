@@ -4,8 +4,7 @@
 
 Processes talk by gloo on this machine's CPU. The kill is `kill -9` of one of four processes under torchrun, which
 starts them again; what was left at the kill also goes on with 4, 2 and 1 processes. A control says how far one
-process's own curve moves when its first weights are changed in their last bit: a step may be that sensitive, where a
-ReLU opens or shuts.
+process's own curve moves when its first weights are changed in their last bit: a training may be that sensitive.
 """
 
 from __future__ import annotations
