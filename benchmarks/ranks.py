@@ -3,7 +3,9 @@
     python benchmarks/ranks.py [--steps 200] [--out results/ranks-cpu.json] [--skip-kill]
 
 Processes talk by gloo on this machine's CPU. The kill is `kill -9` of one of four processes under torchrun, which
-starts them again; what was left at the kill also goes on with 4, 2 and 1 processes.
+starts them again; what was left at the kill also goes on with 4, 2 and 1 processes. A control says how far one
+process's own curve moves when its first weights are changed in their last bit: a step may be that sensitive, where a
+ReLU opens or shuts.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ CURVES = (
     ("sasrec-trope", ("train.clip=1.0", "train.negative_source=batch")),
     ("transformer-trope", ()),
 )
+ROUNDING = 6e-8  # of a float32
 EPOCHS, PATIENCE = 12, 600
 
 
@@ -82,6 +85,8 @@ def compare(model: str, settings: tuple[str, ...], steps: int, folder: Path) -> 
     """Two and four processes against one."""
     run_curve(0, 1, 0, model, settings, steps, folder / "curve")
     one = Curve(*torch.load(folder / "curve", weights_only=True))
+    run_curve(0, 1, 0, model, settings, steps, folder / "rounded", rounding=ROUNDING)
+    rounded = Curve(*torch.load(folder / "rounded", weights_only=True))
     rows = []
     for size in RANKS:
         multiprocessing.spawn(run_curve, (size, free_port(), model, settings, steps, folder / "curve"), nprocs=size)
@@ -94,7 +99,8 @@ def compare(model: str, settings: tuple[str, ...], steps: int, folder: Path) -> 
                 "steps": steps,
                 "first_loss": one.losses[0],
                 "last_loss": one.losses[-1],
-                "loss_difference": float(np.abs(np.subtract(one.losses, other.losses)).max()),
+                "loss_difference": largest(one.losses, other.losses),
+                "loss_difference_by_rounding": largest(one.losses, rounded.losses),
                 "table_difference": float((one.table - other.table).abs().max()),
                 "ranks_that_differ": int((one.ranks != other.ranks).sum()),
                 "ranks_that_differ_with_equal_weights": int((one.ranks != other.same_ranks).sum()),
@@ -106,7 +112,16 @@ def compare(model: str, settings: tuple[str, ...], steps: int, folder: Path) -> 
     return rows
 
 
-def run_curve(rank: int, size: int, port: int, model: str, settings: tuple[str, ...], steps: int, out: Path) -> None:
+def run_curve(
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    settings: tuple[str, ...],
+    steps: int,
+    out: Path,
+    rounding: float = 0.0,
+) -> None:
     """One process's part; the first writes."""
     torch.set_num_threads(1)
     if size > 1:
@@ -117,6 +132,10 @@ def run_curve(rank: int, size: int, port: int, model: str, settings: tuple[str, 
         torch.manual_seed(seed_for(config.train.seed, "init"))
         shard = (rank, size) if is_sharded(config, group) else None
         network = SequentialRecommender(config, data.num_items, data.time_span, shard)
+        if rounding:
+            generator = torch.Generator().manual_seed(0)
+            for parameter in network.parameters():
+                parameter.data.mul_(1 + rounding * torch.randn(parameter.shape, generator=generator))
         feed = Feed(data, config, group)
         stepper = Stepper(network, data, config, feed, make_optimizer(network, config), group)
         network.train()
@@ -134,6 +153,11 @@ def run_curve(rank: int, size: int, port: int, model: str, settings: tuple[str, 
             torch.save((losses, table, ranks, same_ranks, seconds), out)
     if size > 1:
         dist.destroy_process_group()
+
+
+def largest(one: list[float], other: list[float]) -> float:
+    """The largest difference."""
+    return float(np.abs(np.subtract(one, other)).max())
 
 
 def validate(network: SequentialRecommender, data: Sequences) -> torch.Tensor:
@@ -191,7 +215,7 @@ def against(one: Path, other: Path) -> dict[str, Any]:
     losses = [epoch_losses(run) for run in (one, other)]
     return {
         "epochs": len(losses[1]),
-        "epoch_loss_difference": float(np.abs(np.subtract(*losses)).max()),
+        "epoch_loss_difference": largest(*losses),
         "difference_of_all_weights": max(float((tables[0][n] - tables[1][n]).abs().max()) for n in tables[0]),
         "same_test_metrics": json.loads((one / "metrics.json").read_text())["test"]
         == json.loads((other / "metrics.json").read_text())["test"],

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trope.data.folder import sha256_of
 from trope.models.exchange import Shard
 from trope.models.recommender import SequentialRecommender
 from trope.models.sharded_items import ShardedItemTable
@@ -52,13 +52,11 @@ def stage(model: SequentialRecommender, optimizer: torch.optim.Optimizer, folder
     return {ITEMS.format(index=rank, count=group.size): each.hex() for rank, each in enumerate(found)}
 
 
-def take(names: dict[str, str], staged: Path, folder: Path) -> None:
-    """Move the staged files into the checkpoint's folder. Refuses one that did not arrive as it was written."""
-    for name, digest in names.items():
+def take(names: Iterable[str], staged: Path, folder: Path) -> None:
+    """Move the staged files of all processes into the checkpoint's folder."""
+    for name in names:
         if not (staged / name).is_file():
-            raise OSError(f"{staged / name} is missing: all processes must write into one file system")
-        if sha256_of(staged / name) != digest:
-            raise OSError(f"{staged / name} is not what was written; is the file system whole?")
+            raise OSError(f"{staged / name} is not there: all processes must write into one file system")
         (staged / name).rename(folder / name)
     shutil.rmtree(staged)
 
