@@ -160,6 +160,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     runs: dict[str, list[dict[str, Any]]] = {"stream": [], "memory": []}
     memory = str(parse_bytes(arguments.memory, "--memory"))
     command = [sys.executable, __file__, "--work", str(arguments.work), "--memory", memory]
+    command += ["--threads", str(arguments.threads)]
+    load = os.getloadavg()[0]
     for turn in range(arguments.turns):
         for how, found in runs.items():
             file = arguments.work / f"{how}.json"
@@ -167,7 +169,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             most = limit if how == "stream" else 1 << 42
             measured = run(words, most)
             assert measured["exit_code"] == 0, f"{how} ended with {measured}"
-            found.append({**measured, **json.loads(file.read_text())})
+            found.append({**measured, "process_cpu_s": measured["cpu_s"], **json.loads(file.read_text())})
             rate = found[-1]["tokens"] / found[-1]["seconds"]
             print(f"turn {turn}, {how}: {rate:,.0f} tokens/s, {measured['peak_anonymous_gib']} GiB", flush=True)
     file = arguments.work / "rank.json"
@@ -194,8 +196,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "evaluation": {**ranked, **json.loads(file.read_text())},
         "runs": runs,
         "settings": list(SETTINGS),
-        "load_before": os.getloadavg()[0],
-        "threads": torch.get_num_threads(),
+        "load_before": load,
+        "threads": arguments.threads,
         "environment": describe(),
     }  # fmt: skip
 
@@ -204,14 +206,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="a folder on a disk with room for the data")
     parser.add_argument("--limit", default="768MB", help="of the whole streaming process")
-    parser.add_argument("--memory", default="128MB", help="of the stream")
-    parser.add_argument("--steps", type=int, default=3_000)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--memory", default="192MB", help="of the stream")
+    parser.add_argument("--steps", type=int, default=1_500)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the computation")
     parser.add_argument("--result", type=Path, help="the JSON file to write")
     parser.add_argument("--keep", action="store_true", help="keep the data under --work")
     parser.add_argument("--child", choices=["stream", "memory", "rank"], help=argparse.SUPPRESS)
     parser.add_argument("--child-result", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     if arguments.child is not None:
         data, memory = arguments.work / "data", int(arguments.memory)
         if arguments.child == "rank":
