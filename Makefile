@@ -11,7 +11,7 @@ QUICK := $(patsubst %,tests/test_%.py,rotation theory phases query_times modules
   data_protocols atomic docs) --deselect 'tests/test_phases.py::test_circular_phase_error_against_rationals[triton]' \
   --deselect tests/test_modules.py::test_compile_fullgraph
 
-.PHONY: setup demo reproduce quick test lint unit test-spark test-serve test-export fuzz clean
+.PHONY: setup demo reproduce quick test lint unit test-spark test-serve test-export test-ranks fuzz clean
 .DEFAULT_GOAL := test
 
 setup: $(VENV)/.installed
@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trope needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,demo,spark,figures,serve,redis,ann,export]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,demo,spark,figures,serve,redis,ann,export,abtest]'
 	touch $@
 
 # A year of real groceries, two small models and what they recommend over the year; a second run skips what is done.
@@ -57,6 +57,10 @@ test-spark: setup
 # Servers that are started, killed and loaded; the tests of Redis need redis-server.
 test-serve: setup
 	$(BIN)/python -m pytest -m serve
+
+# Several processes under torchrun, one of them killed.
+test-ranks: setup
+	$(BIN)/python -m pytest -m ranks
 
 # Six models in three formats; needs a C++ compiler, and minutes for each model.
 test-export: setup

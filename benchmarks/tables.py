@@ -22,6 +22,8 @@ from functools import partial
 from typing import Any
 
 from table_parts import ROOT, markdown, rows
+from tables_online import ONLINE
+from tables_scale import SCALE
 from tables_speed import SPEED
 
 from trope.experiments.recipes import Recipe, recipe_files
@@ -36,15 +38,9 @@ PAGES = (
     *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "tried.md"),
 )
 HEADLINE_PAGES = {"README.md", "docs/results.md"}
-HEADLINE_MODELS = ("hstu-time", "hstu-trope", "hstu-trope-attention", "hstu-trope-paper")
-# Rows of results/trope-first.jsonl, the first look at `trope`, by the set they belong to.
-TROPE_ROWS = {
-    "globo-news-holdout": "globo-holdout", "globo-news": "globo-loo", "amazon-grocery-5core-2014": "grocery-loo",
-    "amazon-grocery-5core-2014-holdout": "grocery-holdout", "online-retail-ii": "retail-basket",
-    "online-retail-ii-loo": "retail-loo", "online-retail-ii-holdout": "retail-holdout",
-    "complete-journey": "journey-basket", "complete-journey-holdout": "journey-holdout", "ml-1m": "ml-paper",
-    "ml-1m-strict": "ml-strict",
-}  # fmt: skip
+HEADLINE_MODELS = ("hstu-time", "sasrec", "hstu-trope-paper", "hstu-trope", "trope")
+EARLIER = ("tisasrec", "hstu", "hstu-torope", "hstu-trope-attention")
+"""Models that were measured at other commits; their files are in results/earlier/."""
 TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (?P<name>[\w-]+) -->).*?(<!-- end -->)")
 
@@ -115,38 +111,55 @@ def comparison(name: str) -> str:
 
 
 def headline() -> str:
-    """T-RoPE against the model it is added to, one line a dataset and protocol."""
+    """`trope` with its interval, and what it must be above: models, a model with counting, counting alone."""
     lines, shown = [], []
     for name, title in SETS.items():
         found = compared(name)
         metric, systems = f"{hit(found)}@10", found["systems"]
-        ours, time, gain = systems["hstu-trope"], systems["hstu-time"], systems["hstu-trope"]["minus_first"]
-        assert found["reference"] == "hstu-time"
-        cells = [f"{100 * time[metric]['mean']:.2f}", f"{100 * ours[metric]['mean']:.2f}"]
-        for each in (metric, "NDCG@10"):
-            change = f"{100 * (ours[each]['mean'] / time[each]['mean'] - 1):+.1f} %"
-            cells.append(change + star(gain[each]["low"], gain[each]["high"]))
         seeds = Counter(run["name"] for run in trained(name))
-        assert seeds["hstu-trope"] == seeds["hstu-time"] == SEEDS
-        for other in HEADLINE_MODELS[2:]:
-            fewer = "" if seeds[other] == SEEDS else f" ({seeds[other]} seeds)"
-            cells.append(f"{100 * systems[other][metric]['mean']:.2f}{fewer}" if other in systems else "")
-        recommended = TROPE_ROWS.get(name)
-        first = next((run for run in trained("trope-first") if run["row"] == recommended), None)
-        cells.append("" if first is None else f"{100 * first['test'][metric]:.2f}")
+        assert all(seeds[model] == SEEDS for model in HEADLINE_MODELS), f"{name}: {seeds}"
+        cells = [f"{100 * systems[model][metric]['mean']:.2f}" for model in HEADLINE_MODELS[:-1]]
+        cells += [
+            _best({control_name(model): of[metric] for model, of in found["with_counting"].items()}),
+            _best({baseline: of[metric] for baseline, of in found["baselines"].items()}),
+        ]
+        ours = {key: 100 * systems["trope"][metric][key] for key in ("mean", "low", "high")}
+        best = max(rows_beside(found, metric).values())
+        mark = " *" if ours["low"] > best else " (below)" if ours["high"] < best else ""
+        cells.append(f"{ours['mean']:.2f} ({ours['low']:.2f} .. {ours['high']:.2f}){mark}")
         lines.append([title, f"{found['users']:,}", metric, *cells])
         shown += [run for run in trained(name) if run["name"] in HEADLINE_MODELS]
-        shown += [] if first is None else [{"name": "trope", "environment": first["environment"]}]
-    models = [
-        "hstu-time",
-        "hstu-trope",
-        "change",
-        "change, NDCG@10",
-        "attention alone",
-        "as printed",
-        "trope, one seed",
-    ]
-    return with_commits(markdown(["", "users", "metric", *models], lines), shown)
+    header = ["hstu-time", "sasrec", "as printed", "hstu-trope", "best + counting", "best counting", "trope"]
+    return with_commits(markdown(["", "users", "metric", *header], lines), shown)
+
+
+def rows_beside(found: dict[str, Any], metric: str) -> dict[str, float]:
+    """Every row of a comparison but `trope`, in percent: models, models with counting, counting alone."""
+    models = {name: of[metric]["mean"] for name, of in found["systems"].items() if name != "trope"}
+    controls = {control_name(name): of[metric] for name, of in found["with_counting"].items()}
+    counting = {name: of[metric] for name, of in found["baselines"].items()}
+    return {name: 100 * value for name, value in {**models, **controls, **counting}.items()}
+
+
+def _best(means: dict[str, float]) -> str:
+    name = max(means, key=lambda each: means[each])
+    return f"{100 * means[name]:.2f}, {name.removesuffix(' + counting')}"
+
+
+def earlier() -> str:
+    """The other models of the paper's table, measured before at other commits."""
+    lines, shown = [], []
+    for name, title in SETS.items():
+        found = compared(f"earlier/{name}")
+        metric = f"{hit(found)}@10"
+        models = ("hstu-time", *EARLIER)
+        lines.append([title, metric, *(_mean(found["systems"].get(model), metric) for model in models)])
+        shown += [run for run in trained(f"earlier/{name}") if run["name"] in models]
+    return with_commits(markdown(["", "metric", "hstu-time", *EARLIER], lines), shown)
+
+
+def _mean(values: dict[str, Any] | None, metric: str) -> str:
+    return "" if values is None else f"{100 * values[metric]['mean']:.2f}"
 
 
 def readout_gain() -> str:
@@ -263,17 +276,21 @@ SETS = {
     "ml-1m": "MovieLens 1M, leave-one-out as published",
 }
 SHOPS = ("calendar-shop", "calendar-shop-none")
+MORE = ("amazon-grocery-5core-2014-holdout-stale", "online-retail-ii-november", "ml-1m-large")
 ABLATED = ("globo-news-holdout", "globo-news", "amazon-grocery-5core-2014-holdout", "amazon-grocery-5core-2014")
 TABLES: dict[str, Callable[[], str]] = {
     **SPEED,
+    **ONLINE,
+    **SCALE,
     "phases": phases,
     "recipes": recipes,
     "pace": pace,
     "headline": headline,
+    "earlier": earlier,
     "readout-gain": readout_gain,
     "validation": validation,
     "globo-windows": globo_windows,
-    **{name: partial(comparison, name) for name in (*SETS, *SHOPS, "amazon-grocery-5core-2014-holdout-stale")},
+    **{name: partial(comparison, name) for name in (*SETS, *SHOPS, *MORE)},
     **{f"ablation-{name}": partial(ablation, name) for name in ABLATED},
 }
 VALUES: dict[str, Callable[[], str]] = {

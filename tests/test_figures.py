@@ -33,7 +33,6 @@ from trope.figures import movement as figure_movement
 from trope.figures import season as figure_season
 from trope.figures import stages as figure_stages
 from trope.figures import style as figure_style
-from trope.figures.attention import attention_maps, hstu_weights, unpadded
 from trope.figures.draw import DRAWN, write_figures
 from trope.figures.numbers import (
     block_sequence,
@@ -51,12 +50,13 @@ from trope.figures.numbers import (
     strength,
 )  # fmt: skip
 from trope.figures.page import write_report
-from trope.figures.run import RunView, burstiness, example, histories, open_run, test_users, whose
+from trope.figures.run import RunView, burstiness, example, histories, open_run, test_users, unpadded, whose
 from trope.figures.style import balance, content, finish, page
 from trope.kernels.attention.reference import attention, time_buckets
 from trope.kernels.norm import norm
 from trope.kernels.project import project
 from trope.kernels.sequence_bounds import SequenceBounds
+from trope.models.attention_maps import attention_maps, attention_shares, hstu_weights
 from trope.models.hstu import HSTUBlock
 from trope.models.recommender import SequentialRecommender
 from trope.rotary import IndexRoPE, TRoPE, query_times
@@ -166,9 +166,14 @@ def test_every_variant_of_the_encoding_is_drawn(settings: tuple[str, ...], data:
         assert module.draw(view).title
 
 
+def _history(view: RunView) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    batch = unpadded(example(view))
+    return batch.items, batch.times, batch.t_now
+
+
 def test_t_rope_in_a_softmax_model_has_attention_that_sums_to_one(data: Sequences, tmp_path: Path) -> None:
     view = open_run(untrained(data, tmp_path / "run", "sasrec-trope", "model.blocks=2"))
-    maps = attention_maps(view.model, unpadded(example(view)))
+    maps = attention_maps(view.model, *_history(view))
     assert len(maps) == 2
     for one in maps:
         torch.testing.assert_close(one.sum(-1), torch.ones(len(one)))
@@ -206,7 +211,7 @@ def test_attention_maps_are_what_the_model_computes(run: Path) -> None:
     seen: list[tuple[HSTUBlock, Any]] = []
     for block in view.model.blocks:
         block.register_forward_pre_hook(lambda module, inputs: seen.append((module, inputs)))
-    maps = attention_maps(view.model, batch)
+    maps = attention_maps(view.model, *_history(view))
     looking_from = query_times(batch.times, t_now=batch.t_now)
     assert len(maps) == len(seen) == 2
     for (block, (stream, context)), one in zip(seen, maps, strict=True):
@@ -220,6 +225,11 @@ def test_attention_maps_are_what_the_model_computes(run: Path) -> None:
         torch.testing.assert_close(torch.einsum("hmn,nhd->mhd", weights, v), expected)
         torch.testing.assert_close(one, weights.mean(0))
         assert not one.triu(1).any()
+    shares = attention_shares(view.model, *_history(view))
+    each = [weights[:, -1].abs().mean(0) for weights in (hstu_weights(block, *inputs)[0] for block, inputs in seen)]
+    expected_L = sum(one / one.sum() for one in each) / len(each)
+    torch.testing.assert_close(shares, expected_L)
+    assert float(shares.sum()) == pytest.approx(1)
 
 
 def test_geometry_is_the_mean_cosine_of_the_phase_sum() -> None:

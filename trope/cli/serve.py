@@ -12,9 +12,11 @@ from typing import Annotated
 
 import typer
 
+_EXPERIMENT = "An experiment"
+
 
 def serve(
-    run: Annotated[str, typer.Argument(help="A run made by `trope train`, or hf://owner/name.")],
+    run: Annotated[str | None, typer.Argument(help="A run made by `trope train`, or hf://owner/name.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="The dataset with the users' histories; else the run's own.")
     ] = None,
@@ -31,11 +33,31 @@ def serve(
     watch: Annotated[bool, typer.Option("--watch", help="Serve a new model as soon as it is in RUN.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="Log failures only, not every request.")] = False,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=RUN:SHARE, instead of RUN; two or more, the first is the control.", rich_help_panel=_EXPERIMENT
+        ),
+    ] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="Name of the experiment; users are assigned by it.", rich_help_panel=_EXPERIMENT)
+    ] = None,
+    exposures: Annotated[
+        Path | None,
+        typer.Option(help="Folder of what was shown. Default: exposures/EXPERIMENT.", rich_help_panel=_EXPERIMENT),
+    ] = None,
+    allow_override: Annotated[
+        bool,
+        typer.Option(
+            "--allow-override", help="Let a question name its arm; it is logged as forced.", rich_help_panel=_EXPERIMENT
+        ),
+    ] = False,
 ) -> None:
     """Answer recommendations over HTTP, from a run's model and the events that come in.
 
     An event is acknowledged when it is on disk, and every later answer knows it. A page in the browser shows what is
-    recommended over the year. See docs/serving.md.
+    recommended over the year. With --arm, users are split between several runs and every list is logged: an A/B test.
+    See docs/serving.md.
     """
     import torch
     import uvicorn
@@ -45,7 +67,10 @@ def serve(
     from trope.server.logs import Log
     from trope.server.open_store import open_store
     from trope.server.served import Served
+    from trope.server.start_trial import open_trial, runs_of
 
+    runs = runs_of(run, arm or [], experiment, exposures, allow_override)
+    run = next(iter(runs.values())).run
     keys, is_local = _keys(api_key_file), _is_loopback(host)
     if not is_local and not keys and not no_key:
         raise ValueError(
@@ -58,25 +83,38 @@ def serve(
     limits, log = Limits(), Log(requests=not quiet)
     listening = _listen(host, port)
     events = open_store(_store_of(run, store))
-    served = Served.open(run, data, events, limits.history, device)
+    models = {name: Served.open(each.run, data, events, limits.history, device) for name, each in runs.items()}
+    served = next(iter(models.values()))
     compared = None if compare is None else Served.open(compare, data, events, limits.history, device)
-    if compared is not None and compared.catalogue.is_text != served.catalogue.is_text:
-        raise ValueError(
-            f"the item ids of {compare} are of another type than those of {run}; compare runs of one dataset"
-        )
+    others = [(each.run, models[name]) for name, each in runs.items()]
+    others += [] if compare is None or compared is None else [(compare, compared)]
+    for other, model in others:
+        if model.catalogue.is_text != served.catalogue.is_text:
+            raise ValueError(
+                f"the item ids of {other} are of another type than those of {run}; compare runs of one dataset"
+            )
+    trial = None
+    if experiment is not None:
+        trial = open_trial(experiment, exposures, runs, models, may_override=allow_override, watch=watch)
     options = Options(
         data=data, device=device, keys=keys, rate=(0.0 if is_local else 200.0) if rate is None else rate,
         hosts=("127.0.0.1", "localhost", "[::1]", host.lower()) if is_local and not keys else (),
-        watch=Path(run) if watch else None, limits=limits,
+        watch=Path(run) if watch and trial is None else None, limits=limits,
     )  # fmt: skip
     settings = uvicorn.Config(
-        make_app(served, events, options, log, compared), log_config=None, access_log=False, server_header=False,
-        timeout_graceful_shutdown=30, timeout_keep_alive=30, ws="none",
+        make_app(served, events, options, log, compared, trial), log_config=None, access_log=False,
+        server_header=False, timeout_graceful_shutdown=30, timeout_keep_alive=30, ws="none",
     )  # fmt: skip
     address, found_port = listening.getsockname()[:2]
     where = f"http://{f'[{address}]' if ':' in address else address}:{found_port}"
     users = 0 if served.known is None else len(served.known)
     log.say("serving", address=where, model=served.version, users=users, store=events.describe())
+    if trial is not None:
+        arms = ", ".join(
+            f"{name} {share:.1%} {models[name].version}" for name, share in trial.experiment.shares.items()
+        )
+        log.say("experiment", name=experiment, arms=arms, exposures=str(trial.exposures.folder))
+        typer.echo(f"trope: experiment {experiment}: {arms}; exposures in {trial.exposures.folder}", err=True)
     typer.echo(f"trope: serving {served.version} at {where}", err=True)
     typer.echo(f"trope: see {where}/ in a browser", err=True)
     if open_page:

@@ -26,14 +26,18 @@ from trope.evaluate.live import CountedScorer, Counting, LiveScorer, users_at_a_
 from trope.evaluate.metrics import Floats, Ints, Places, average, per_user
 from trope.evaluate.ranking import Cells, TileScores, check_finite, count_places, dot_scores
 from trope.evaluate.ranking.places import TILE
+from trope.evaluate.ranking.shards import ShardRanking
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.evaluate.ranking.user_batches import Encode, UserBatches, no_users, rank_on_device
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.ranking import Catalogue
 from trope.models.pulse import Pulse
+from trope.models.sharded_items import ShardedItemTable
 
 Scorer = Callable[[EvalBatch], TileScores]
 """What is evaluated: takes a batch of users, gives a function that scores a range of items for them."""
+CountPlaces = Callable[[TileScores, int, Cells, Cells, int, int], tuple[Tensor, Tensor]]
+"""`count_places`, or the same over processes."""
 Precision = Literal["auto", "fp32", "bf16"]
 
 
@@ -102,11 +106,18 @@ def evaluate(
     batch: users at a time, for torch; the kernel's batches are larger.
     live: use the model's pulse where it has one that is fitted. Scores are then made by tiles on every device.
     counting: rank by "MODEL + counting" instead, without the pulse.
+
+    A model whose item table is spread over processes is ranked by all of them together, and each gets the result;
+    `live` must be false then.
     """
     was_training = model.training
     model.train(False)
     try:
         with torch.inference_mode():
+            if (table := sharded_table(model)) is not None:
+                assert counting is None and not live, "what is counted needs all items in one process"
+                encode = encoder(model, data.device, precision)
+                return _over_shards(ShardRanking(table), encode, data, split, filter_seen, max_len, progress, batch)
             item_VE = item_vectors(model, data)
             encode = encoder(model, item_VE.device, precision)
             at_moments: Scorer | None = None
@@ -137,11 +148,12 @@ def rank_users(
     tile: int = TILE,
     batch: int = USERS_AT_A_TIME,
     users: Tensor | None = None,
+    count: CountPlaces = count_places,
 ) -> EvalResult:
     """Rank the catalogue for every user of a split by any scorer; it gets the users in the order of their t_now.
 
     filter_seen, max_len, progress: as in `evaluate`. tile: scores held at a time. batch: users at a time.
-    users: only these of the split.
+    users: only these of the split. count: how places are counted.
     """
     users = data.eval_users(split) if users is None else users
     if len(users) == 0:
@@ -151,7 +163,7 @@ def rank_users(
     for part in tqdm(users.split(batch), desc=f"evaluate {split}", disable=not progress, leave=False):
         asked = data.eval_batch(split, part, max_len)
         positives, left_out = ranked_cells(asked, data, split, filter_seen, max_len)
-        better_S, ties_S = count_places(scorer(asked), data.num_items, positives, left_out, len(part), tile)
+        better_S, ties_S = count(scorer(asked), data.num_items, positives, left_out, len(part), tile)
         found.append(torch.stack((part[positives.rows], better_S, ties_S)).cpu())
     owner_S, better, ties = torch.cat(found, dim=1).numpy()
     order = np.argsort(owner_S, kind="stable")
@@ -177,6 +189,12 @@ def fitted_pulse(model: Model) -> Pulse | None:
     """The model's pulse, if it has one that is fitted."""
     pulse = getattr(model, "pulse", None)
     return pulse if isinstance(pulse, Pulse) and pulse.is_fitted else None
+
+
+def sharded_table(model: Model) -> ShardedItemTable | None:
+    """The model's item table, if it is spread over processes."""
+    items = getattr(model, "items", None)
+    return items if isinstance(items, ShardedItemTable) else None
 
 
 def item_vectors(model: Model, data: Sequences) -> Tensor:
@@ -216,3 +234,26 @@ def _by_vectors(encode: Encode, item_VE: Tensor) -> Scorer:
         return dot_scores(out_BE, item_VE)
 
     return scorer
+
+
+def _over_shards(
+    ranking: ShardRanking,
+    encode: Encode,
+    data: Sequences,
+    split: str,
+    filter_seen: str,
+    max_len: int,
+    progress: bool,
+    batch: int,
+) -> EvalResult:
+    """Every process encodes some users of a batch and counts among its own items for all of them."""
+
+    def scorer(asked: EvalBatch) -> TileScores:
+        out_BE = ranking.encode(encode, asked.items, asked.times, asked.lengths, asked.t_now)
+        check_finite(out_BE, "outputs")
+        return ranking.scores(out_BE)
+
+    is_shown = progress and ranking.shard.rank == 0
+    return rank_users(
+        scorer, data, split, filter_seen, max_len, is_shown, batch=batch, count=ranking.count_places
+    )  # fmt: skip

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trope.figures.attention import attention_maps, unpadded
 from trope.figures.numbers import Floats, Side, causal_correlation, coefficients, geometry, rms, started_at, strength
-from trope.figures.run import RunView, example, whose
+from trope.figures.run import RunView, example, unpadded, whose
 from trope.figures.style import INK, KEY, QUERY, Drawn, diverging, finish, page, rising, unavailable
+from trope.models.attention_maps import attention_maps
 from trope.rotary import TRoPE, query_times
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def draw(view: RunView) -> Drawn:
     strengths = [strength(rope) for rope in view.ropes]
     shown = select(strengths)
     parts = [geometry(view.ropes[block], batch.times[0], looking_from) for block in shown]
-    maps = attention_maps(view.model, batch)
+    maps = attention_maps(view.model, batch.items, batch.times, batch.t_now)
     whole = [maps[block].numpy() for block in shown] if maps else []
 
     figure = page(7.4 if len(shown) > 1 else 4.6)

@@ -84,6 +84,12 @@ def example(view: RunView) -> EvalBatch:
     return histories(view, batch.users[[rows[(3 * len(rows)) // 4]]])
 
 
+def unpadded(batch: EvalBatch) -> EvalBatch:
+    """One history without the padding behind it."""
+    length = int(batch.lengths[0])
+    return batch._replace(items=batch.items[:, :length], times=batch.times[:, :length])
+
+
 def whose(view: RunView, batch: EvalBatch) -> str:
     """The user of a batch of one history, by the log's own id, and the dataset."""
     return f"test user {shown_id(view.data.ids('user_ids'), int(batch.users[0]))} of {view.data.path.name}"

@@ -1,7 +1,7 @@
 """The item table: one vector per item, and the only class that knows how the vectors are stored.
 
 Training, evaluation, checkpoints and serving go through it. A row w enters the network as sqrt(E) * w and the scores as
-w / |w|.
+w / |w|. Where several processes train, `trope.models.sharded_items` stores the rows over them.
 
 Shape letters: V items (rows 1 .. V; row 0 is padding and stays zero), E width.
 """
@@ -18,6 +18,9 @@ from trope.kernels.backend import Backend
 from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
 
 EPS = 1e-6  # a vector shorter than this is divided by it instead of by its length
+_STD = 0.02
+# Most numbers that a rank draws at a time of rows that others keep. A multiple of 16, as torch's normal draws come.
+_PIECE = 1 << 24
 
 
 class ItemTable(nn.Module):
@@ -36,9 +39,17 @@ class ItemTable(nn.Module):
         nn.init.normal_(self.weight)  # the draw that nn.Embedding made here, so that a seed gives the same model
         with torch.no_grad():
             self.weight[0] = 0
-        nn.init.trunc_normal_(self.weight, std=0.02)
+        nn.init.trunc_normal_(self.weight, std=_STD)
         with torch.no_grad():
             self.weight[0] = 0
+
+    @classmethod
+    def of_rows(cls, rows_VE: Tensor) -> ItemTable:
+        """A table of rows that exist, [V + 1, E], row 0 zero; it does not copy them."""
+        with torch.device("meta"):
+            table = cls(len(rows_VE) - 1, rows_VE.shape[1])
+        table.weight = nn.Parameter(rows_VE)
+        return table
 
     def embed(self, items: Tensor) -> Tensor:
         """What the network reads for items [..]: sqrt(E) times their rows, [.., E]; differentiable."""
@@ -81,3 +92,31 @@ class ItemTable(nn.Module):
             hyper: lr, beta1, beta2, eps, weight_decay, step, on the device.
         """
         return update_table(self.weight.detach(), *moments, unit_VE, scores, inputs, hyper, backend)
+
+
+def first_rows(num_items: int, width: int, first: int, last: int) -> Tensor:
+    """What a new `ItemTable` has for items first .. last - 1, behind a row of zeros; all others are drawn and dropped.
+
+    One stream of random numbers makes the whole table, so the rows of a shard are found by drawing all before them.
+    """
+    rows = 16 * max(1, _PIECE // (16 * width))
+    total, kept = num_items + 1, torch.zeros(last - first + 1, width)
+    starts = list(range(0, max(total - 15, 1), rows))  # torch draws 16 numbers at a time: no shorter piece at the end
+    bounds = list(zip(starts, [*starts[1:], total], strict=True))
+    for begin, end in bounds:
+        nn.init.normal_(torch.empty(end - begin, width))
+    for begin, end in bounds:
+        piece = nn.init.trunc_normal_(torch.empty(end - begin, width), std=_STD)
+        low, high = max(begin, first), min(end, last)
+        if low < high:
+            kept[low - first + 1 : high - first + 1] = piece[low - begin : high - begin]
+    return kept
+
+
+def row_entries(
+    rows_G: Tensor, grad_GE: Tensor, num_items: int, backend: Backend = "auto"
+) -> tuple[ScoreEntries, InputEntries]:
+    """Gradients of a table's rows as its update takes them; a row may come several times."""
+    nothing = rows_G.new_zeros(0), rows_G.new_zeros(num_items + 2, dtype=torch.int32)
+    scores = ScoreEntries(*nothing, grad_GE.new_zeros((0, 1)), grad_GE.new_zeros((0, grad_GE.shape[1])))
+    return scores, InputEntries(*invert(rows_G, num_items, backend), grad_GE, 1.0)

@@ -111,33 +111,66 @@ def read_config(folder: Path) -> SavedConfig:
         raise ValueError(f"{path}: {error}") from None
 
 
-def check_shapes(model: Model, folder: Path) -> None:
-    """Refuse weights that do not fit a model, by their file's header; the model may be on the meta device."""
+def check_shapes(model: Model, folder: Path, leave_out: frozenset[str] = frozenset()) -> None:
+    """Refuse weights that do not fit a model, by their file's header; the model may be on the meta device.
+
+    leave_out: names of tensors that may have any shape, or be missing.
+    """
     try:
         found = shapes_in(folder / WEIGHTS)
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"cannot read the weights {folder / WEIGHTS}: {error}; {_AGAIN}") from None
     expected = {name: x.shape for name, x in _state(model).items()}
+    expected, found = ({n: s for n, s in each.items() if n not in leave_out} for each in (expected, found))
     if expected != found:
         wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
         raise ValueError(f"the weights in {folder} do not fit its config: {', '.join(wrong[:5])}; foreign or damaged")
 
 
-def fill(model: Model, folder: Path, sha256: str | None) -> None:
+def fill(model: Model, folder: Path, sha256: str | None, leave_out: frozenset[str] = frozenset()) -> None:
     """Read the weights of a folder into a model that they fit (`check_shapes`).
 
-    sha256: of the file; None does not compare it. Numbers that are not finite are always refused.
+    sha256: of the file; None does not compare it. Numbers that are not finite are always refused. leave_out: names of
+    tensors that are not read.
     """
     try:
-        weights = read_tensors(folder / WEIGHTS, sha256)
+        weights = read_tensors(folder / WEIGHTS, sha256, leave_out)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"cannot read the weights {folder / WEIGHTS}: {error}; {_AGAIN}, or train again") from None
     for name, x in _state(model).items():
-        if weights[name].dtype != x.dtype:
+        if name not in leave_out and weights[name].dtype != x.dtype:
             raise ValueError(
                 f"the weights in {folder} do not fit its config: {name} is {weights[name].dtype}; {_AGAIN}"
             )
     model.load_state_dict(weights, strict=False)
+
+
+class WithTable:
+    """A model whose item table is spread over processes, with another tensor in its place, or without it.
+
+    table: all rows, or None.
+    """
+
+    def __init__(self, model: Model, name: str, table: Tensor | None) -> None:
+        self.config, self.time_span, self.num_items = model.config, model.time_span, model.num_items
+        self._model, self._name, self._table = model, name, table
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = {name: x for name, x in self._model.state_dict().items() if name != self._name}
+        return state if self._table is None else {**state, self._name: self._table}
+
+    def named_parameters(self) -> Iterator[tuple[str, Any]]:
+        return self._model.named_parameters()
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        return self._model.named_buffers()
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
+        return self._model.load_state_dict(state_dict, strict)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """As `SequentialRecommender.save_pretrained`."""
+        save(self, Path(folder))
 
 
 def find_folder(source: str | Path, revision: str | None = None) -> Path:

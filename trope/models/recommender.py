@@ -23,6 +23,7 @@ from trope.models.context import Context, Stream
 from trope.models.items import EPS, ItemTable
 from trope.models.memory import Memory
 from trope.models.pulse import Pulse
+from trope.models.sharded_items import ShardedItemTable
 from trope.rotary import TimeReadout, query_times
 from trope.rotary.base import sequence_of
 
@@ -34,14 +35,22 @@ class SequentialRecommender(nn.Module):
         config: model and rotary groups are used here.
         num_items: V; items are 1 .. V, 0 is padding.
         time_span: first and last time of the training events, for the rotary encoding's conditioning.
+        shard: rank and number of the processes that the item table is spread over; None keeps it whole.
     """
 
-    def __init__(self, config: Config, num_items: int, time_span: tuple[int, int]) -> None:
+    items: ItemTable | ShardedItemTable
+
+    def __init__(
+        self, config: Config, num_items: int, time_span: tuple[int, int], shard: tuple[int, int] | None = None
+    ) -> None:
         super().__init__()
         config = config.resolved  # what is saved with the weights must mean the same when a later version reads it
         model, block = config.model, BLOCKS[config.model.block]
         self.config, self.time_span = config, time_span
-        self.items = ItemTable(num_items, model.width)
+        if shard is None:
+            self.items = ItemTable(num_items, model.width)
+        else:
+            self.items = ShardedItemTable(num_items, model.width, *shard)
         self.positions: nn.Embedding | None = None
         if block.adds_positions:
             self.positions = nn.Embedding(model.max_len, model.width)
@@ -66,11 +75,24 @@ class SequentialRecommender(nn.Module):
         return self.items.num_items
 
     @property
+    def whole_items(self) -> ItemTable:
+        """The item table, for what needs all of it in one process."""
+        assert isinstance(self.items, ItemTable), "the item table is spread over processes"
+        return self.items
+
+    @property
     def looks_later(self) -> bool:
         """Whether events of one time look from the next later one: `query_times(…, later=…)`."""
         return self.config.model.predicts == "next-moment"
 
-    def encode(self, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor, t_now_B: Tensor | None = None) -> Tensor:
+    def encode(
+        self,
+        items_BL: Tensor,
+        times_BL: Tensor,
+        lengths_B: Tensor,
+        t_now_B: Tensor | None = None,
+        table: ItemTable | None = None,
+    ) -> Tensor:
         """Unit vectors [B, L, E], float32; position m speaks for event m + 1, the last valid one for `t_now_B`.
 
         Args:
@@ -78,13 +100,14 @@ class SequentialRecommender(nn.Module):
             times_BL: int64 Unix seconds.
             lengths_B: valid events per row.
             t_now_B: the moment after each history; without one the last position looks from its own time.
+            table: which the items are numbered in, instead of the model's own; see `ShardedItemTable.fetch`.
         """
         B, L = items_BL.shape
         self._check_len(L)
         bounds = SequenceBounds.padded(lengths_B, L)
         looking_from_BL = query_times(times_BL, lengths_B, t_now_B, check_values=False, later=self.looks_later)
         index_BL = torch.arange(L, device=items_BL.device).expand(B, L)
-        x_BLE = self._embed(items_BL, None if self.positions is None else self.positions.weight[:L])
+        x_BLE = self._embed(items_BL, None if self.positions is None else self.positions.weight[:L], table)
         times_T, looking_from_T = times_BL.flatten(), looking_from_BL.flatten()
         out_TE = self.run(x_BLE.flatten(0, 1), bounds, times_T, looking_from_T, index_BL.flatten())
         return self.normalise(out_TE).unflatten(0, (B, L))
@@ -172,16 +195,16 @@ class SequentialRecommender(nn.Module):
 
     def item_vectors(self) -> Tensor:
         """Unit vectors of all items, float32 [V + 1, E]; row 0, the padding, is zero."""
-        return self.items.vectors()
+        return self.whole_items.vectors()
 
     def embed(self, items: Tensor, index: Tensor) -> Tensor:
         """What the blocks read of events, without dropout, [.., E]. index: each event's place in its history, [..]."""
         x = self.items.embed(items)
         return x if self.positions is None else x + F.embedding(index, self.positions.weight)
 
-    def _embed(self, items: Tensor, positions: Tensor | None) -> Tensor:
+    def _embed(self, items: Tensor, positions: Tensor | None, table: ItemTable | None = None) -> Tensor:
         """Items [..] and their positions, with dropout; zero for padding. [.., E]."""
-        x = self.items.embed(items)
+        x = (self.items if table is None else table).embed(items)
         if positions is not None:
             x = x + positions
         return self.dropout(x) * (items != 0)[..., None]

@@ -287,14 +287,17 @@ class Recommender:
             batches = self._rank_batches(own, t_now[asked], k, filter_seen, within, ranked_V)
             parts = [part._replace(rows=asked[part.rows]) for part in batches]
         if len(others):
-            part = self._rank_by_counts(t_now[others], k, within, ranked_V)
+            part = self.rank_by_counts(t_now[others], k, within, ranked_V)
             parts.append(part._replace(rows=others[part.rows]))
         rows, *columns = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         order = np.argsort(rows, kind="stable")
         return Ranking(rows[order], *(x[order] for x in columns))
 
     @torch.inference_mode()
-    def _rank_by_counts(self, t_now: npt.NDArray[np.int64], k: int, within: int, ranked_V: Tensor | None) -> Ranking:
+    def rank_by_counts(
+        self, t_now: npt.NDArray[np.int64], k: int, within: int = 0, ranked_V: Tensor | None = None
+    ) -> Ranking:
+        """The `k` best items at each moment for somebody unknown. ranked_V: as in `LeftOut`."""
         horizon = 0.0 if self._pulse is None else self._pulse.horizon(within)
         scores = CountScores(self._pulse, self._shares_at, self.catalogue)
         return listed(scores.best(t_now, k, ranked_V, horizon, self.device), np.arange(len(t_now)))

@@ -10,5 +10,6 @@ worker.py        what that thread does with a batch: store events, follow the st
 answers.py       questions to answers; scoring.py: to scores and their parts; encoder.py: to vectors
 served.py        one model with everything that is live beside it: popularity.py, people.py, dataset.py
 store.py         where events are kept: sqlite_store.py (embedded), redis_store.py (several servers); open_store.py
+trial.py         arms of an experiment: who answers whom, and what is logged; start_trial.py: its options
 models.py        loading a new model beside the old one, and watching a folder for it
 """

@@ -12,6 +12,7 @@ import torch
 from trope.evaluate.live import users_at_a_time
 from trope.evaluate.ranking import Cells
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
+from trope.models.attention_maps import attention_shares
 from trope.serve.recommender import long_after
 from trope.server.encoder import Cut, Rows
 from trope.server.people import Person
@@ -21,6 +22,10 @@ from trope.server.scoring import PARTS, Scores, best_by_counts
 from trope.server.served import Served
 
 MODEL, COUNTS = "model", "counts"
+LOOKED_AT = 5
+"""Events whose share of attention is told with `explain`."""
+MOST_LOOKS = 31
+"""Moments of a question whose attention is told: each costs an encode."""
 _DIGITS = 6
 
 
@@ -215,12 +220,34 @@ def _write(served: Served, question: Question, rows: list[Row]) -> dict[str, Any
         {"moment": row.moment, "from": COUNTS if row.cut is None else MODEL, "items": _listed(served, row)}
         for row in rows
     ]
+    if question.explain and len(rows) <= MOST_LOOKS:
+        for said_of, row in zip(lists, rows, strict=True):
+            said_of["attention"] = [] if row.cut is None else looked_at(served, row.cut, row.moment)
     if question.is_sweep:
         said["moments"] = lists
     else:
         said |= lists[0]
     said["note"] = _note(served, question, rows)
     return said
+
+
+def looked_at(served: Served, cut: Cut, moment: int) -> list[dict[str, Any]]:
+    """The events that the model looked at most from a moment, and their shares of its attention."""
+    model, device = served.recommender.model, served.recommender.device
+    window = slice(max(0, cut.length - model.config.model.max_len), cut.length)
+    items_L, times_L = cut.person.items[window], cut.person.times[window]
+    items_1L, times_1L = (torch.from_numpy(x).to(device)[None] for x in (items_L, times_L))
+    shares_L = attention_shares(model, items_1L, times_1L, torch.tensor([moment], device=device))
+    if shares_L is None:
+        return []
+    best = torch.argsort(-shares_L, stable=True)[:LOOKED_AT].tolist()
+    return [
+        {
+            "item_id": served.originals[int(items_L[place]) - 1], "time": int(times_L[place]),
+            "share": round(float(shares_L[place]), _DIGITS),
+        }
+        for place in best
+    ]  # fmt: skip
 
 
 def _listed(served: Served, row: Row) -> list[dict[str, Any]]:

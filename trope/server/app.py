@@ -27,6 +27,7 @@ from trope.server.schema import Question, Reader, read_moment
 from trope.server.served import Served
 from trope.server.store import Store
 from trope.server.timeline import timeline
+from trope.server.trial import Trial
 from trope.server.worker import Ask, Call, Post, Worker
 
 _STEPS, _K = 53, 10
@@ -51,17 +52,31 @@ class Service:
     """What the routes do. Parsing happens on the event loop, everything else on the worker's thread.
 
     compared: a second model, which the page shows beside the first; no other route asks it.
+    trial: an experiment, whose arms answer lists and timelines; the other routes ask `served`, the control's model.
     """
 
     def __init__(
-        self, served: Served, store: Store, options: Options, log: Log, compared: Served | None = None
+        self,
+        served: Served,
+        store: Store,
+        options: Options,
+        log: Log,
+        compared: Served | None = None,
+        trial: Trial | None = None,
     ) -> None:
-        self.compared = compared
+        self.compared, self.trial = compared, trial
         self.store, self.options, self.log, self.metrics = store, options, log, Metrics()
-        self.queue = BatchQueue(Worker(served, store, self.metrics), options.limits, self.metrics)
+        models = {"": served} if trial is None else trial.models
+        self.queue = BatchQueue(Worker(models, store, self.metrics, trial), options.limits, self.metrics)
         self.models = Models(self.queue, options.data, options.device, self.metrics, log)
-        self.reader = Reader(served.catalogue.is_text, options.limits)
-        self.metrics.serve(served.version)
+        self.reader = Reader(served.catalogue.is_text, options.limits, has_arms=trial is not None)
+        self.metrics.serve(model.version for model in models.values())
+        if trial is not None:
+            trial.exposures.on_kept, trial.exposures.on_lost = (
+                self.metrics.exposures.inc,
+                self.metrics.exposures_lost.inc,
+            )
+            self.metrics.exposures_failing.set_function(lambda: float(trial.exposures.failure is not None))
 
     async def events(self, body: bytes) -> bytes:
         """`POST /events`: answered when they are stored."""
@@ -69,7 +84,10 @@ class Service:
 
     async def recommend(self, body: bytes) -> bytes:
         """`POST /recommend`: one question or a list."""
-        return await self.queue.do(Ask(*self.reader.questions(body)))
+        questions, is_list = self.reader.questions(body)
+        if self.trial is not None:
+            self.trial.check(questions)
+        return await self.queue.do(Ask(questions, is_list, is_shown=True))
 
     async def swap(self, body: bytes) -> bytes:
         """`POST /model`: serve another run."""
@@ -77,10 +95,13 @@ class Service:
             content = orjson.loads(body)
         except orjson.JSONDecodeError as error:
             raise Refused(f"the body is not JSON: {error}") from None
-        path = content.get("path") if isinstance(content, dict) and len(content) == 1 else None
+        names = {"path"} if self.trial is None else {"path", "arm"}
+        path = content["path"] if isinstance(content, dict) and content.keys() == names else None
         if not isinstance(path, str) or not path or "\0" in path or "://" in path:
-            raise Refused('the body must be {"path": "..."} with a folder on this machine')
-        return orjson.dumps(await self.models.swap(Path(path)))
+            wanted = ", ".join(f'"{name}": "..."' for name in sorted(names, reverse=True))
+            raise Refused(f"the body must be {{{wanted}}} with a folder on this machine")
+        arm = None if self.trial is None else self.trial.check_arm(content["arm"])
+        return orjson.dumps(await self.models.swap(Path(path), arm))
 
     async def timeline(self, user: str, query: dict[str, str]) -> bytes:
         """`GET /users/{id}/timeline`: the user's best items over time."""
@@ -101,10 +122,13 @@ class Service:
             raise Refused("new_items is for /recommend; leave it out")
         if is_compared and self.compared is None:
             raise Refused("no model is compared; start the server with --compare RUN")
+        if self.trial is not None:
+            self.trial.check([question])
 
         def do(worker: Worker) -> dict[str, Any]:
             if not is_compared or self.compared is None:
-                return timeline(worker.served, question)
+                trial = worker.trial
+                return timeline(worker.served if trial is None else worker.models[trial.arm_of(question)], question)
             self.compared.follow()
             return timeline(self.compared, question)
 
@@ -130,9 +154,19 @@ class Service:
 
     async def describe(self) -> bytes:
         """`GET /model`."""
-        said = await self.queue.do(Call(lambda worker: worker.served.describe()))
+        said = await self.queue.do(Call(_describe))
         compared = None if self.compared is None else self.compared.describe()
         return orjson.dumps({**said, "store": self.store.describe(), "trope": __version__, "compared": compared})
+
+    def ready(self) -> dict[str, Any]:
+        """`GET /ready`."""
+        worker = self.queue.worker
+        said: dict[str, Any] = {"status": "ready", "model": worker.served.version}
+        if self.trial is not None:
+            failure = self.trial.exposures.failure
+            said["arms"] = {arm: served.version for arm, served in worker.models.items()}
+            said["exposures"] = "kept" if failure is None else f"not kept: {failure}"
+        return said
 
     def _check_size(self, items: int) -> None:
         most = self.options.limits.rows * _K
@@ -157,25 +191,41 @@ class Service:
         return [first + (last - first) * step // (steps - 1) for step in range(steps)]
 
 
+def _describe(worker: Worker) -> dict[str, Any]:
+    said = worker.served.describe()
+    return said if worker.trial is None else {**said, "experiment": worker.trial.describe(worker.models)}
+
+
 def make_app(
-    served: Served, store: Store, options: Options, log: Log | None = None, compared: Served | None = None
+    served: Served,
+    store: Store,
+    options: Options,
+    log: Log | None = None,
+    compared: Served | None = None,
+    trial: Trial | None = None,
 ) -> Application:
-    """The application that uvicorn runs; it closes the store when it ends. compared: see `Service`."""
+    """The application that uvicorn runs; it closes store and exposures when it ends. compared, trial: see `Service`."""
     log = log or Log()
-    service = Service(served, store, options, log, compared)
+    service = Service(served, store, options, log, compared, trial)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.queue.start()
-        watching = None
-        if options.watch is not None:
-            watching = asyncio.create_task(service.models.watch(options.watch, options.watch_seconds))
+        watched: list[tuple[Path, str | None]] = [] if options.watch is None else [(options.watch, None)]
+        watched += [] if trial is None else [(folder, arm) for arm, folder in trial.watch.items()]
+        watching = [
+            asyncio.create_task(service.models.watch(folder, options.watch_seconds, arm)) for folder, arm in watched
+        ]
         yield
-        if watching is not None:
-            watching.cancel()
+        for task in watching:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await watching
+                await task
         await service.queue.close()
+        if trial is not None:
+            await asyncio.to_thread(trial.exposures.close)
+            if trial.exposures.failure is not None:
+                log.say("exposures_not_written", message=trial.exposures.failure)
         await asyncio.to_thread(store.close)
         log.say("stopped")
 
@@ -236,7 +286,7 @@ def _add_gets(app: FastAPI, service: Service) -> None:
         """Whether questions are answered."""
         if not service.queue.is_open:
             raise Refused("the server is shutting down", 503, retry_after=1)
-        return _json(orjson.dumps({"status": "ready", "model": service.queue.worker.served.version}))
+        return _json(orjson.dumps(service.ready()))
 
     @app.get("/metrics")
     async def metrics() -> Response:

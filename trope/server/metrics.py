@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -33,9 +33,18 @@ class Metrics:
         self.waiting = Gauge("trope_queue_depth", "Requests that wait for the worker.", registry=self.registry)
         self.swaps = Counter("trope_model_swaps", "Models that were loaded while serving.", registry=self.registry)
         self.model = Gauge("trope_model", "The served model, always 1.", ("version",), registry=self.registry)
+        self.arms = Counter("trope_arm_answers", "Answers by arm of the experiment.", ("arm",), registry=self.registry)
+        self.exposures = Counter("trope_exposures", "Exposures that were kept.", registry=self.registry)
+        self.exposures_lost = Counter(
+            "trope_exposures_lost", "Exposures that the disk did not take.", registry=self.registry
+        )
+        self.exposures_failing = Gauge(
+            "trope_exposures_failing", "1 while exposures cannot be written.", registry=self.registry
+        )
         # Finding a label's child takes longer than counting with it.
         self._children: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._sources: dict[str, Counter] = {}
+        self._arms: dict[str, Counter] = {}
 
     def watch_queue(self, depth: Callable[[], int]) -> None:
         """Ask `depth` for the queue's depth whenever the numbers are read."""
@@ -52,16 +61,22 @@ class Metrics:
 
     def count_answer(self, answer: dict[str, Any]) -> None:
         """Count the lists of one answer by what they come from."""
+        arm = answer.get("arm")
+        if arm is not None:
+            if arm not in self._arms:
+                self._arms[arm] = self.arms.labels(arm)
+            self._arms[arm].inc()
         for part in answer.get("moments", (answer,)):
             source = part["from"]
             if source not in self._sources:
                 self._sources[source] = self.answers.labels(source)
             self._sources[source].inc()
 
-    def serve(self, version: str) -> None:
-        """Say which model is served from now on."""
+    def serve(self, versions: Iterable[str]) -> None:
+        """Say which models are served from now on."""
         self.model.clear()
-        self.model.labels(version).set(1)
+        for version in versions:
+            self.model.labels(version).set(1)
 
     def text(self) -> bytes:
         """All of it, in Prometheus' text format."""

@@ -21,7 +21,7 @@ _NO_MODEL = (ValueError, OSError, RuntimeError)
 
 
 class Models:
-    """Swaps the worker's model.
+    """Swaps the worker's models, each alone.
 
     Args:
         data: the dataset given on the command line; without one each run's own is looked for.
@@ -31,25 +31,27 @@ class Models:
         self.queue, self.data, self.device, self.metrics, self.log = queue, data, device, metrics, log
         self._loading = asyncio.Lock()
 
-    async def swap(self, folder: Path) -> dict[str, Any]:
-        """Load the model of a folder and serve it; returns its description."""
+    async def swap(self, folder: Path, arm: str | None = None) -> dict[str, Any]:
+        """Load the model of a folder and serve it; returns its description. arm: whose model is replaced."""
         if self._loading.locked():
             raise Refused("another model is being loaded; try again when it is served", 409)
         async with self._loading:
-            old = self.queue.worker.served
+            models = self.queue.worker.models
+            place = next(iter(models)) if arm is None else arm
+            old = models[place]
             try:
                 new = await asyncio.to_thread(self._load, folder, old)
             except _NO_MODEL as error:
                 raise Refused(f"the model is not loaded, the old one stays: {' '.join(str(error).split())}") from None
             if new.catalogue.is_text != old.catalogue.is_text:
                 raise Refused("the model's item ids are of another type than those of the stored events")
-            said: dict[str, Any] = await self.queue.do(Call(lambda worker: _replace(worker, new)))
+            said: dict[str, Any] = await self.queue.do(Call(lambda worker: _replace(worker, place, new)))
         self.metrics.swaps.inc()
-        self.metrics.serve(new.version)
-        self.log.say("model", version=new.version, before=old.version)
+        self.metrics.serve(served.version for served in models.values())
+        self.log.say("model", version=new.version, before=old.version, **({} if arm is None else {"arm": arm}))
         return said
 
-    async def watch(self, folder: Path, seconds: float) -> None:
+    async def watch(self, folder: Path, seconds: float, arm: str | None = None) -> None:
         """Look at a folder again and again, and swap when another model is in it."""
         seen = await asyncio.to_thread(_look, folder)
         while True:
@@ -58,7 +60,7 @@ class Models:
             if found is None or found == seen:
                 continue
             try:
-                await self.swap(folder)
+                await self.swap(folder, arm)
                 seen = found
             except Refused as refused:
                 # A copy under way, perhaps: it is tried again when the files have changed once more, or soon.
@@ -78,7 +80,7 @@ def _look(folder: Path) -> str | None:
         return None
 
 
-def _replace(worker: Worker, new: Served) -> dict[str, Any]:
+def _replace(worker: Worker, place: str, new: Served) -> dict[str, Any]:
     new.follow()  # what was stored while it was loaded
-    worker.served = new
+    worker.models[place] = new
     return new.describe()

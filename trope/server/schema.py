@@ -26,6 +26,7 @@ _QUESTION_KEYS = frozenset((
     "user_id", "history", "moment", "moments", "history_until", "k", "allow", "deny", "filter_seen", "explain",
     "new_items",
 ))  # fmt: skip
+_ARM_KEY = frozenset(("arm",))
 _MOST_INT = 2**63 - 1
 _SHOWN = 60
 
@@ -54,6 +55,7 @@ class Question:
     deny: Sequence[ItemId] = ()
     explain: bool = False
     new_items: bool = False
+    arm: str | None = None  # of an experiment, where the client names one
 
 
 class Reader:
@@ -62,10 +64,12 @@ class Reader:
     Args:
         text_items: whether item ids are text; integers otherwise.
         limits: how much is accepted.
+        has_arms: whether a question may name an arm.
     """
 
-    def __init__(self, text_items: bool, limits: Limits) -> None:
+    def __init__(self, text_items: bool, limits: Limits, has_arms: bool = False) -> None:
         self.text_items, self.limits = text_items, limits
+        self._question_keys = _QUESTION_KEYS | _ARM_KEY if has_arms else _QUESTION_KEYS
 
     def events(self, body: bytes) -> list[Event]:
         """The events of a post, `{"events": [...]}`."""
@@ -153,7 +157,7 @@ class Reader:
 
     def _question(self, row: Any, name: str) -> Question:
         row = _mapping(row, name)
-        _known(row, _QUESTION_KEYS, name)
+        _known(row, self._question_keys, name)
         user, history = row.get("user_id"), row.get("history")
         if (user is None) == (history is None):
             raise Refused(f"{name} must have either user_id or history, got {'neither' if user is None else 'both'}")
@@ -174,6 +178,7 @@ class Reader:
             self._items(row.get("deny", []), f"{name}.deny"),
             _flag(row.get("explain", False), f"{name}.explain"),
             _flag(row.get("new_items", False), f"{name}.new_items"),
+            None if row.get("arm") is None else self.user(row["arm"], f"{name}.arm"),
         )
 
     def _moments(self, row: Mapping[str, Any], name: str) -> list[int]:

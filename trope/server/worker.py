@@ -5,7 +5,7 @@ Events come first, so that a question which arrives with an event, or after it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from trope.server.refusal import Refused
 from trope.server.schema import Event, Question
 from trope.server.served import Served
 from trope.server.store import Store, StoreError
+from trope.server.trial import Trial
 
 Outcome = bytes | BaseException | Any
 Deliver = Callable[[list[tuple[int, Outcome]]], None]
@@ -32,10 +33,11 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Questions of one body; is_list: whether the answer is a list too."""
+    """Questions of one body; is_list: whether the answer is a list too. is_shown: whether to a user, see `Trial`."""
 
     questions: Sequence[Question]
     is_list: bool
+    is_shown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,20 @@ Job = Post | Ask | Call
 
 
 class Worker:
-    """Owns the served model; only its thread calls `run`."""
+    """Owns the served models; only its thread calls `run`.
 
-    def __init__(self, served: Served, store: Store, metrics: Metrics) -> None:
-        self.served, self.store, self.metrics = served, store, metrics
+    models: by arm of the trial, the control first; without a trial one, under any name.
+    """
+
+    def __init__(
+        self, models: Mapping[str, Served], store: Store, metrics: Metrics, trial: Trial | None = None
+    ) -> None:
+        self.models, self.store, self.metrics, self.trial = dict(models), store, metrics, trial
+
+    @property
+    def served(self) -> Served:
+        """The only model, or the control's."""
+        return next(iter(self.models.values()))
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[Job], deliver: Deliver) -> None:
@@ -62,7 +74,8 @@ class Worker:
             deliver(self._keep(posts))
         others = [(place, job) for place, job in enumerate(jobs) if not isinstance(job, Post)]
         try:
-            self.served.follow()
+            for served in self.models.values():
+                served.follow()
         except StoreError as error:
             deliver([(place, _unavailable(error)) for place, _ in others])
             return
@@ -88,7 +101,7 @@ class Worker:
     def _answer(self, asks: list[tuple[int, Ask]]) -> list[tuple[int, Outcome]]:
         questions = [question for _, ask in asks for question in ask.questions]
         try:
-            answers = iter(answer(self.served, questions))
+            answers = iter(self._by_arm(questions))
         except StoreError as error:
             return [(place, _unavailable(error)) for place, _ in asks]
         except Exception as error:
@@ -99,10 +112,26 @@ class Worker:
         found: list[tuple[int, Outcome]] = []
         for place, ask in asks:
             said = [next(answers) for _ in ask.questions]
+            if self.trial is not None:
+                for question, each in zip(ask.questions, said, strict=True):
+                    self.trial.sign(question, each, is_shown=ask.is_shown)
             for each in said:
                 self.metrics.count_answer(each)
             found.append((place, orjson.dumps(said if ask.is_list else said[0])))
         return found
+
+    def _by_arm(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
+        """Answers in the order of the questions; those of one arm are made together."""
+        if self.trial is None:
+            return answer(self.served, questions)
+        arms = [self.trial.arm_of(question) for question in questions]
+        found: dict[int, dict[str, Any]] = {}
+        for arm, served in self.models.items():
+            places = [place for place, other in enumerate(arms) if other == arm]
+            if places:
+                said = answer(served, [questions[place] for place in places])
+                found |= dict(zip(places, said, strict=True))
+        return [found[place] for place in range(len(questions))]
 
 
 def _outcome(function: Callable[[Worker], Any], worker: Worker) -> Outcome:

@@ -6,6 +6,9 @@
         state.json             how far the run is, its learning rates, and the SHA-256 of the files above
     RUN/best/                  the model with the best validation so far; after a refit, the refitted one
 
+Where several processes have the item table's rows between them, model/ and optimizer.safetensors are without it, and
+each process writes its rows into a file of its own (`trope.train.item_rows`). RUN/best is whole always.
+
 A checkpoint is written under another name, flushed to disk, and renamed; the two latest are kept. There is no random
 state in it: everything random in a run is seeded from the step (see `trope.train.step`).
 """
@@ -26,7 +29,9 @@ from torch import Tensor
 
 from trope.atomic import atomic_folder
 from trope.data.folder import sha256_of
+from trope.models import pretrained
 from trope.models.recommender import SequentialRecommender
+from trope.models.sharded_items import ShardedItemTable
 from trope.models.tensors import read_tensors, write_tensors
 from trope.runs import (
     BEST,
@@ -44,9 +49,12 @@ from trope.runs import (
     seal,
     write_json,
 )  # fmt: skip
+from trope.train import item_rows
+from trope.train.distributed import Group
 from trope.train.optimizer import set_learning_rates
 
 FORMAT = 2
+SHARDED_FORMAT = 3  # with files of rows
 OLDER_FORMAT = 1  # without checksums
 KEEP = 2
 _NAME = re.compile(r"epoch(\d+)-step(\d+)")
@@ -95,26 +103,65 @@ class Checkpoints:
         self.run = run
         self.folder = run / CHECKPOINTS
 
-    def save(self, model: SequentialRecommender, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-        """Write a checkpoint, publish the model if it is the best, and remove what is older than the last two."""
-        state.learning_rates = [float(group["lr"]) for group in optimizer.param_groups]
-        target = self.folder / f"epoch{state.epoch:04d}-step{state.step:08d}"
-        if not target.exists():
-            with atomic_folder(target) as partial:
-                model.save_pretrained(partial / MODEL)
-                files = {
-                    OPTIMIZER: write_tensors(_optimizer_tensors(model, optimizer), partial / OPTIMIZER),
-                    _MODEL_CONFIG: sha256_of(partial / _MODEL_CONFIG),  # which has the SHA-256 of the weights
-                }
-                write_json(partial / STATE, seal({"format": FORMAT, **state.to_dict(), "files": files}))
-        self.publish_best(model, state)
-        for old in self._all()[:-KEEP]:
-            shutil.rmtree(old)
+    def save(
+        self,
+        model: SequentialRecommender,
+        optimizer: torch.optim.Optimizer,
+        state: TrainState,
+        group: Group | None = None,
+    ) -> None:
+        """Write a checkpoint, publish the model if it is the best, and remove what is older than the last two.
 
-    def publish_best(self, model: SequentialRecommender, state: TrainState) -> None:
-        """Write RUN/best if `model` is it; done again on resume, in case the run was killed right before."""
+        group: of the processes that have the item table's rows between them; all of them call this then.
+        """
+        state.learning_rates = [float(entry["lr"]) for entry in optimizer.param_groups]
+        target = self.folder / f"epoch{state.epoch:04d}-step{state.step:08d}"
+        is_there = target.exists()
+        if group is not None:
+            is_there = bool(group.first_says(float(is_there)))
+        if not is_there:
+            self._write(target, model, optimizer, state, group)
+        self.publish_best(model, state, group)
+        if group is None or group.is_first:
+            for old in self._all()[:-KEEP]:
+                shutil.rmtree(old)
+
+    def _write(
+        self,
+        target: Path,
+        model: SequentialRecommender,
+        optimizer: torch.optim.Optimizer,
+        state: TrainState,
+        group: Group | None,
+    ) -> None:
+        staged = target.with_name(f".{target.name}.partial-items")  # a name that `tidy` removes
+        rows = {} if group is None else item_rows.stage(model, optimizer, staged, group)
+        if group is not None and not group.is_first:
+            return
+        saved = model if group is None else pretrained.WithTable(model, item_rows.TABLE, None)
+        moments = _optimizer_tensors(model, optimizer)
+        with atomic_folder(target) as partial:
+            saved.save_pretrained(partial / MODEL)
+            files = {
+                OPTIMIZER: write_tensors(
+                    {name: x for name, x in moments.items() if not (rows and name in item_rows.IN_OPTIMIZER)},
+                    partial / OPTIMIZER,
+                ),
+                _MODEL_CONFIG: sha256_of(partial / _MODEL_CONFIG),  # which has the SHA-256 of the weights
+                **rows,
+            }
+            if rows:
+                item_rows.take(rows, staged, partial)
+            number = SHARDED_FORMAT if rows else FORMAT
+            write_json(partial / STATE, seal({"format": number, **state.to_dict(), "files": files}))
+
+    def publish_best(self, model: SequentialRecommender, state: TrainState, group: Group | None = None) -> None:
+        """Write RUN/best if `model` is it; done again on resume, in case the run was killed right before.
+
+        group: as in `save`.
+        """
         if state.is_best:
-            publish(model, self.run)
+            publish(model, self.run, group)
 
     def latest(self) -> Path | None:
         """The latest checkpoint."""
@@ -132,10 +179,19 @@ class Checkpoints:
         return [path for *_, path in sorted((int(m[1]), int(m[2]), path) for m, path in matches if m)]
 
 
-def publish(model: SequentialRecommender, run: Path) -> None:
-    """Write RUN/best. Metrics and ranks of another model are removed first, so that a kill leaves no wrong ones."""
+def publish(model: SequentialRecommender, run: Path, group: Group | None = None) -> None:
+    """Write RUN/best. Metrics and ranks of another model are removed first, so that a kill leaves no wrong ones.
+
+    group: as in `Checkpoints.save`; its first process gets all rows and writes.
+    """
+    whole: SequentialRecommender | pretrained.WithTable = model
+    if isinstance(model.items, ShardedItemTable):
+        rows = model.items.whole()
+        if rows is None:
+            return
+        whole = pretrained.WithTable(model, item_rows.TABLE, rows)
     best, draft = run / BEST, run / f".{BEST}.draft"
-    model.save_pretrained(draft)
+    whole.save_pretrained(draft)
     try:
         # The configs have the SHA-256 of the weights: only where they agree is there something to read.
         is_there = all((best / name).is_file() for name in (MODEL_CONFIG, WEIGHTS))
@@ -167,7 +223,9 @@ def load(path: Path, model: SequentialRecommender, optimizer: torch.optim.Optimi
     config = path / _MODEL_CONFIG
     if files and not (config.is_file() and sha256_of(config) == files[_MODEL_CONFIG]):
         raise ValueError(f"{config} is missing, damaged, or of another checkpoint; {_advice(path)}")
-    stored = SequentialRecommender.from_pretrained(path / MODEL)
+    in_files = item_rows.row_file_names(set(files))
+    is_whole = not in_files and not isinstance(model.items, ShardedItemTable)
+    stored = SequentialRecommender.from_pretrained(path / MODEL) if is_whole else pretrained.read_config(path / MODEL)
     if stored.num_items != model.num_items:
         raise ValueError(
             f"the checkpoint {path} knows {stored.num_items:,} items, the data have {model.num_items:,}; "
@@ -175,8 +233,18 @@ def load(path: Path, model: SequentialRecommender, optimizer: torch.optim.Optimi
         )
     if changed := changed_settings(stored.config, model.config):
         raise ValueError(f"the checkpoint {path} is of another model: {'; '.join(changed)}; start a new run")
-    model.load_state_dict(stored.state_dict())
-    _fill_optimizer(path / OPTIMIZER, files.get(OPTIMIZER), model, optimizer)
+    if isinstance(stored, SequentialRecommender):
+        model.load_state_dict(stored.state_dict())
+        _fill_optimizer(path / OPTIMIZER, files.get(OPTIMIZER), model, optimizer)
+    else:
+        table = frozenset((item_rows.TABLE,))
+        pretrained.check_shapes(model, path / MODEL, leave_out=table)
+        pretrained.fill(model, path / MODEL, stored.sha256, leave_out=table)
+        _fill_optimizer(path / OPTIMIZER, files.get(OPTIMIZER), model, optimizer, item_rows.IN_OPTIMIZER)
+        try:
+            item_rows.fill_rows(model, optimizer, item_rows.row_files(path, files, model.num_items))
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise ValueError(f"cannot read the items' rows of {path}: {error}; {_advice(path)}") from None
     if state.step and not any(optimizer.state.values()):
         raise ValueError(f"{path / OPTIMIZER} is empty although {state.step:,} steps were done; {_advice(path)}")
     if len(state.learning_rates) != len(optimizer.param_groups):
@@ -193,18 +261,26 @@ def read_state(path: Path) -> tuple[TrainState, dict[str, str]]:
     except OSError as error:
         raise ValueError(f"{file} is missing or damaged: {error.strerror}; {_advice(path)}") from None
     found, files = content.pop("format", None), content.pop("files", {})
-    if found not in (FORMAT, OLDER_FORMAT):
+    if found not in (FORMAT, SHARDED_FORMAT, OLDER_FORMAT):
         raise ValueError(f"{file} has format {found!r}, this version of trope reads {FORMAT}; {_advice(path)}")
     check_kinds(file, {"cursor": None, **content}, kinds, _advice(path))
     if unknown := content.keys() - kinds.keys():
         raise ValueError(f"{file} is damaged or foreign: it has {sorted(unknown)}; {_advice(path)}")
     if not all(rate > 0 for rate in content["learning_rates"]):
         raise ValueError(f"{file} has learning rates {content['learning_rates']}; {_advice(path)}")
-    if found == FORMAT:
+    if found != OLDER_FORMAT:
         check_kinds(file, {"files": files}, {"files": dict[str, str]}, _advice(path))
-        if files.keys() != {OPTIMIZER, _MODEL_CONFIG}:
+        rows = _row_files(file, files) if found == SHARDED_FORMAT else []
+        if files.keys() != {OPTIMIZER, _MODEL_CONFIG, *rows}:
             raise ValueError(f"{file} is damaged or foreign: it has files {sorted(files)}; {_advice(path)}")
     return TrainState(**content), files
+
+
+def _row_files(file: Path, files: dict[str, str]) -> list[str]:
+    try:
+        return item_rows.row_file_names(set(files))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged or foreign: {error}; {_advice(file.parent)}") from None
 
 
 _MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
@@ -220,10 +296,15 @@ def _optimizer_tensors(model: SequentialRecommender, optimizer: torch.optim.Opti
 
 
 def _fill_optimizer(
-    path: Path, sha256: str | None, model: SequentialRecommender, optimizer: torch.optim.Optimizer
+    path: Path,
+    sha256: str | None,
+    model: SequentialRecommender,
+    optimizer: torch.optim.Optimizer,
+    leave_out: frozenset[str] = frozenset(),
 ) -> None:
+    """leave_out: names in the file that are not read here."""
     try:
-        tensors = read_tensors(path, sha256)
+        tensors = read_tensors(path, sha256, leave_out)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"cannot read {path}: {error}; {_advice(path.parent)}") from None
     parameters = dict(model.named_parameters())
@@ -231,7 +312,8 @@ def _fill_optimizer(
     for key in tensors:
         found.setdefault(key.rpartition("/")[0], set()).add(key.rpartition("/")[2])
     for name, moments in found.items():
-        if missing := _MOMENTS - moments:
+        elsewhere = {moment for moment in _MOMENTS if f"{name}/{moment}" in leave_out}
+        if missing := _MOMENTS - moments - elsewhere:
             raise ValueError(f"{path} has no {', '.join(sorted(missing))} of {name}; {_advice(path.parent)}")
     for key, value in tensors.items():
         name, _, moment = key.rpartition("/")

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from trope.environment import choose_device
+
+_LARGE = 1 << 22  # numbers of a tensor that is worth a message of its own; not tuned
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,31 @@ class Group:
             dist.all_reduce(value)
         return value
 
+    def sum_all(self, tensors: list[torch.Tensor]) -> None:
+        """Replace each tensor by its sum over all processes. Small ones travel together."""
+        if self.size == 1:
+            return
+        together: list[torch.Tensor] = []
+        for tensor in tensors:
+            if tensor.numel() >= _LARGE:
+                dist.all_reduce(tensor)
+            else:
+                together.append(tensor)
+        if together:
+            sums = torch.cat([tensor.reshape(-1) for tensor in together])
+            dist.all_reduce(sums)
+            for tensor, found in zip(together, sums.split([each.numel() for each in together]), strict=True):
+                tensor.copy_(found.view_as(tensor))
+
+    def gather_bytes(self, value: bytes) -> list[bytes]:
+        """All processes' values, which are of one length, in the order of the ranks."""
+        if self.size == 1:
+            return [value]
+        mine = torch.frombuffer(bytearray(value), dtype=torch.uint8).to(self.device)
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(found, mine)
+        return [bytes(each.tolist()) for each in found]
+
     def wait(self) -> None:
         """Until every process is here."""
         self.largest(0)
@@ -71,8 +100,13 @@ def process_group(device: str) -> Iterator[Group]:
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    store, rank, size = next(rendezvous("env://"))
+    # torchrun keeps one store for all restarts. Without a name of their own, restarted processes would find the
+    # addresses of those that died.
+    attempt = f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {size} processes"
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=PrefixStore(attempt, store), rank=rank, world_size=size)
     try:
-        yield Group(dist.get_rank(), size, chosen)
+        yield Group(rank, size, chosen)
     finally:
         dist.destroy_process_group()

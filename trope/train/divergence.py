@@ -11,10 +11,15 @@ class Diverged(RuntimeError):
 
 
 class DivergenceGuard:
-    """Gradient norms and the first number that was not finite, kept on the device until someone asks."""
+    """Gradient norms and the first number that was not finite, kept on the device until someone asks.
 
-    def __init__(self, model: nn.Module, device: torch.device, step: int = 0) -> None:
-        self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    Args:
+        model: its parameters that autograd sees are looked at.
+        also: a parameter that autograd does not see, whose norm the caller knows.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, step: int = 0, also: nn.Parameter | None = None) -> None:
+        self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad or p is also]
         self._step = torch.tensor(step, device=device)
         self._bad_step = torch.tensor(-1, device=device)
         self._bad_loss = torch.tensor(0.0, device=device)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from trope.kernels.table import InputEntries, ScoreEntries
 from trope.models.recommender import SequentialRecommender
 from trope.train.divergence import DivergenceGuard
 from trope.train.loss import draw_negatives
+from trope.train.optimizer import table_hyper, table_rate
 from trope.train.step import Feed, seed_for
 
 # A batch's tokens are rounded up to a multiple of 1/16 of a full batch: few graphs, and on average 1/32 of it padding.
@@ -92,37 +93,20 @@ class FusedStep:
         self.device = data.device
         self.source = feed.source()
         self.cursor, self.seed = (torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(2))
-        self.table = model.items
+        self.table = model.whole_items
         self.unit_VE = self.table.unit_copy(torch.bfloat16 if is_bf16 else torch.float32, backend)
         self.no_positions = torch.zeros((config.model.max_len, config.model.width), device=self.device)
-        self.hyper = self._hyper(step)
+        # With a largest norm the optimiser updates the table as any parameter.
+        self.hyper = table_hyper(optimizer, self.table.weight, step, holds_moments=config.train.clip == 0)
         self.is_captured = self.device.type == "cuda"
         self._graphs: dict[BatchShape, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._seen: set[BatchShape] = set()
         self._pool = torch.cuda.graph_pool_handle() if self.is_captured else None
         self._epoch, self._next = -1, -1
 
-    def _hyper(self, step: int) -> Tensor:
-        """lr, beta1, beta2, eps, weight decay and step of the table, for its fused update."""
-        group = self._group()
-        beta1, beta2 = group["betas"]
-        values = [float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"], step]
-        hyper = torch.tensor(values, dtype=torch.float64, device=self.device)
-        if self.config.train.clip == 0:  # else the optimiser updates the table as any parameter
-            state = self.optimizer.state[self.table.weight]
-            for moment in ("exp_avg", "exp_avg_sq"):
-                if moment not in state:
-                    state[moment] = torch.zeros_like(self.table.weight)
-            state["step"] = hyper[5]  # a view: checkpoints find it where AdamW would keep it
-        return hyper
-
     def learning_rate_changed(self) -> None:
         """Take over the optimiser's learning rate of the table."""
-        self.hyper[0] = float(self._group()["lr"])
-
-    def _group(self) -> dict[str, Any]:
-        """The optimiser's group that the table is in."""
-        return next(g for g in self.optimizer.param_groups if any(p is self.table.weight for p in g["params"]))
+        self.hyper[0] = table_rate(self.optimizer, self.table.weight)
 
     def __call__(self, epoch: int, index: int, step: int) -> StepResult:
         """Batch `index` of an epoch; `step` counts through all epochs."""

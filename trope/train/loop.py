@@ -3,9 +3,10 @@
 Notable: the data live on the device, and a step never waits for it (what is logged is read every `LOG_EVERY` steps);
 what a step draws depends on its number alone, so a checkpoint is parameters, moments and counters; on one GPU a step is
 one launch (`trope.train.fused`), elsewhere plain PyTorch (`trope.train.step`), which is what the former is tested
-against. Under torchrun every process takes its rows of the global batch `train.batch`, and the result is that of one
-process up to rounding (dropout masks aside, which are drawn per process). A resumed run is bit-identical on a CPU, and
-on a GPU for the HSTU models, whose kernels all add in a fixed order.
+against. Under torchrun every process takes its rows of the global batch `train.batch` and has its rows of the item
+table, and the result is that of one process up to rounding (on GPUs dropout masks aside, which kernels draw per
+process). A checkpoint of some processes goes on with any other number. A resumed run is bit-identical on a CPU, and on
+a GPU for the HSTU models, whose kernels all add in a fixed order.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from trope.train.optimizer import make_optimizer, set_learning_rates
 from trope.train.process import StopRequest, reproducible, stop_signals
 from trope.train.pulse import fit_pulse, keep_counts, read_pulse
 from trope.train.step import seed_for
-from trope.train.stepper import Stepper
+from trope.train.stepper import Stepper, is_sharded
 from trope.train.streamed import StreamFeed, check_streamed, make_feed
 
 LOG_EVERY = 50
@@ -146,7 +147,10 @@ class Trainer:
         self.data = data.to(group.device)
         self.feed = make_feed(self.data, config, group)
         torch.manual_seed(seed_for(config.train.seed, "init"))
-        self.model = SequentialRecommender(config, data.num_items, data.time_span).to(group.device)
+        # Processes that have the item table's rows between them save and publish together.
+        self.sharers = group if is_sharded(config, group) else None
+        shard = None if self.sharers is None else (group.rank, group.size)
+        self.model = SequentialRecommender(config, data.num_items, data.time_span, shard).to(group.device)
         self.optimizer = make_optimizer(self.model, config)
         self._first_rates = [float(entry["lr"]) for entry in self.optimizer.param_groups]
         self.plateau = ReduceLROnPlateau(
@@ -170,11 +174,12 @@ class Trainer:
         self.loss_sum = self.stepper.loss_sum
         self._follow_factors()  # a checkpoint may be of a refit that had ended, and there may be more epochs since
         group.wait()  # everyone has read the checkpoint before the first process may remove it
+        may_publish = bool(group.first_says(float(not self._may_be_refitted)))
         if group.is_first:
             self.checkpoints.tidy()
             self.take_pulse(run, self.state.best_epoch)
-            if not self._may_be_refitted:
-                self.checkpoints.publish_best(self.model, self.state)
+        if may_publish and (group.is_first or self.sharers):
+            self.checkpoints.publish_best(self.model, self.state, self.sharers)
 
     @property
     def total_steps(self) -> int:
@@ -221,12 +226,18 @@ class Trainer:
                     self._log_step(log, loss, norm)
                 if self.group.size == 1 or is_logged:
                     self._stop_if_asked(stop)
-                if time.monotonic() - saved_at >= checkpoint_seconds:
+                if self._is_due(time.monotonic() - saved_at >= checkpoint_seconds, is_logged):
                     self.save()
                     saved_at = time.monotonic()
             self.finish_epoch(log)
             saved_at = time.monotonic()
             self._stop_if_asked(stop)
+
+    def _is_due(self, is_late: bool, is_logged: bool) -> bool:
+        """Whether to save now; processes that save together go by the clock of the first."""
+        if self.sharers is None:
+            return is_late
+        return is_logged and bool(self.group.first_says(float(is_late)))
 
     def step(self) -> tuple[Tensor, Tensor]:
         """One optimiser step; returns the global batch's loss and its gradient's norm, still on the device."""
@@ -306,7 +317,7 @@ class Trainer:
 
     def publish(self, run: Path) -> None:
         """Make the model as it is now that of a run."""
-        if self.group.is_first:
+        if self.group.is_first or self.sharers:
             with written_into(self.run_folder):
                 checkpoint.publish(self.model, run)
 
@@ -331,8 +342,8 @@ class Trainer:
         self.state.loss_sum = float(self.loss_sum)
         if isinstance(self.feed, StreamFeed):
             self.state.cursor = list(self.feed.cursor(self.state.epoch, self.state.index))
-        if self.group.is_first:
-            self.checkpoints.save(self.model, self.optimizer, self.state)
+        if self.group.is_first or self.sharers:
+            self.checkpoints.save(self.model, self.optimizer, self.state, self.sharers)
 
     def _check_finite(self) -> None:
         latest = self.checkpoints.latest()

@@ -85,3 +85,30 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float])
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def table_hyper(optimizer: torch.optim.Optimizer, table: Tensor, step: int, holds_moments: bool) -> Tensor:
+    """lr, beta1, beta2, eps, weight decay and step of the item table, on its device, for its fused update.
+
+    holds_moments: give the optimiser moments of the table where it has none, and the step as it is counted here.
+    """
+    group = _table_group(optimizer, table)
+    beta1, beta2 = group["betas"]
+    values = [float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"], step]
+    hyper = torch.tensor(values, dtype=torch.float64, device=table.device)
+    if holds_moments:
+        state = optimizer.state[table]
+        for moment in ("exp_avg", "exp_avg_sq"):
+            if moment not in state:
+                state[moment] = torch.zeros_like(table)
+        state["step"] = hyper[5]  # a view: checkpoints find it where AdamW would keep it
+    return hyper
+
+
+def table_rate(optimizer: torch.optim.Optimizer, table: Tensor) -> float:
+    """The optimiser's learning rate of the item table."""
+    return float(_table_group(optimizer, table)["lr"])
+
+
+def _table_group(optimizer: torch.optim.Optimizer, table: Tensor) -> dict[str, Any]:
+    return next(group for group in optimizer.param_groups if any(each is table for each in group["params"]))

@@ -21,6 +21,7 @@ from trope.data.next_moments import next_moments
 from trope.data.sequences import Batch, Sequences
 from trope.data.windows import Windows
 from trope.kernels.batch import Source
+from trope.models.items import ItemTable
 from trope.models.recommender import SequentialRecommender
 from trope.train.balance import token_part
 from trope.train.distributed import Group
@@ -44,6 +45,9 @@ class Work(NamedTuple):
     places_T: Tensor  # the valid positions as indices into the flattened [B, L]
     negatives: Tensor | None  # see `draw_negatives`
     share: float  # one over the targets of the global batch; 0 where this process has no row of it
+    first: int = 0  # the number of its first row in the global batch
+    total: int = 0  # rows of the global batch; both are needed where there are several processes
+    table: ItemTable | None = None  # which items, targets and negatives are numbered in; None: the model's own
 
 
 class Feed:
@@ -104,21 +108,25 @@ class Feed:
         first, last = token_part(ends, self.group.rank, self.group.size)
         share = 1 / ends[-1]
         if first == last:
-            # DDP needs a backward pass from everyone: compute some row, and let it count nothing.
+            # Gradients are added up over all processes: compute some row, and let it count nothing.
             first, last, share = 0, 1, 0.0
         mine = slice(first, last)
         token_first, token_last = ends[first] - int(lengths[first]), ends[last - 1]
         batch = data.training_batch(Windows(windows.starts[mine], windows.ends[mine]), max_len, self.following)
         places_T = _valid_places(batch.lengths, token_last - token_first, max_len)
         # Negatives are drawn for the global batch, from its unique items too, and each process keeps its own rows.
-        whole = batch if self.group.size == 1 else data.training_batch(windows, max_len, self.following)
-        all_places = places_T if self.group.size == 1 else _valid_places(whole.lengths, ends[-1], max_len)
+        if self.group.size == 1:
+            targets_T = batch.targets.flatten()[places_T]
+        elif train.negative_source == "batch":
+            whole = data.training_batch(windows, max_len, self.following)
+            targets_T = whole.targets.flatten()[_valid_places(whole.lengths, ends[-1], max_len)]
+        else:  # only their number counts
+            targets_T = batch.targets.new_zeros(1).expand(ends[-1])
         self._generator.manual_seed(seed_for(train.seed, "negatives", step))
-        targets_T = whole.targets.flatten()[all_places]
         negatives = draw_negatives(targets_T, data.num_items, train, self._generator)
         if negatives is not None and not train.shared_negatives:
             negatives = negatives[token_first:token_last]
-        return Work(batch, places_T, negatives, share)
+        return Work(batch, places_T, negatives, share, first, len(lengths))
 
     def source(self) -> Source:
         """Where a fused step cuts its batches from: tensors that stay where they are. `aim` fills them."""
@@ -167,7 +175,7 @@ class Feed:
 
 
 class Objective(nn.Module):
-    """Model and loss as one module, because DDP adds up the gradients of what it calls forward on."""
+    """Model and loss as one module."""
 
     def __init__(self, model: SequentialRecommender, temperature: float) -> None:
         super().__init__()
@@ -175,16 +183,16 @@ class Objective(nn.Module):
 
     def forward(self, work: Work) -> Tensor:
         """This process's part of the mean loss over the global batch's targets."""
-        batch = work.batch
+        batch, table = work.batch, self.model.whole_items if work.table is None else work.table
         # In training the last query's moment is known as well: that of its target.
         t_now_B = batch.target_times.gather(1, batch.lengths[:, None] - 1)[:, 0]
-        out_BLE = self.model.encode(batch.items, batch.times, batch.lengths, t_now_B)
+        out_BLE = self.model.encode(batch.items, batch.times, batch.lengths, t_now_B, table)
         # Each place comes once, so the gradient of this selection has nothing to add up in some order.
         out_TE = out_BLE.flatten(0, 1).index_select(0, work.places_T)
         targets_T = batch.targets.flatten()[work.places_T]
         # Not in bf16: a cosine of 1 is a score of 20 at temperature 0.05, where bf16 goes in steps of an eighth.
         with torch.autocast(out_TE.device.type, enabled=False):
-            losses_T = token_losses(out_TE, targets_T, self.model.item_vectors(), work.negatives, self.temperature)
+            losses_T = token_losses(out_TE, targets_T, table.vectors(), work.negatives, self.temperature)
         return losses_T.sum() * work.share
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import ibis.expr.types as ir
@@ -46,9 +47,9 @@ class BadRow:
 class RawEvents:
     """What a read step returns: events as the source has them, not yet checked.
 
-    table: columns `user`, `item`, `time`, `place`, and `basket` and `event` where the source has them. Text files
-        give text columns. Temporal columns and parsed dates are int64 microseconds. Where dates were parsed from text,
-        the column `written` keeps the text for messages.
+    table: columns `user`, `item`, `time`, `place`, and `basket`, `event` and `value` where the source has them. Text
+        files give text columns. Temporal columns and parsed dates are int64 microseconds. Where dates were parsed from
+        text, the column `written` keeps the text for messages.
     time_unit: the unit of `time`: `s`, `ms`, `us` or `ns`.
     rejected: rows that could not be split into fields; they are not in the table.
     renumber: whether `place` counts without the rejected rows.
@@ -73,6 +74,9 @@ class Engine(Protocol):
 
     def read_lookup(self, lookup: Lookup) -> ir.Table:
         """The file of a lookup, as a table."""
+
+    def scan(self, files: tuple[Path, ...], columns: tuple[str, ...]) -> ir.Table:
+        """These columns of Parquet files with one schema, as one table without an order."""
 
     def keep(self, table: ir.Table) -> ir.Table:
         """Compute a table now and keep it, so that later expressions read the result."""

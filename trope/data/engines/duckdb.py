@@ -106,6 +106,10 @@ class DuckDB:
         self._run(f"CREATE VIEW {name} AS FROM read_parquet({_listed((lookup.path,))}, hive_partitioning = false)")
         return self._connection.table(name)
 
+    def scan(self, files: tuple[Path, ...], columns: tuple[str, ...]) -> ir.Table:
+        chosen = ", ".join('"' + column.replace('"', '""') + '"' for column in columns)
+        return self._connection.sql(f"SELECT {chosen} FROM read_parquet({_listed(files)}, hive_partitioning = false)")
+
     def _read_parquet(self, source: Source) -> RawEvents:
         schema = parquet.schema(source.files[0])
         kind = schema.field(source.columns.time).type

@@ -121,6 +121,9 @@ class Spark:
     def read_lookup(self, lookup: Lookup) -> ir.Table:
         return self._table(self._reader().parquet(str(lookup.path)))
 
+    def scan(self, files: tuple[Path, ...], columns: tuple[str, ...]) -> ir.Table:
+        return self._table(self._reader().parquet(*map(str, files)).select(*map(_column, columns)))
+
     def _read_parquet(self, source: Source) -> RawEvents:
         schema = self._reader().parquet(str(source.files[0])).schema
         used = source.columns.used()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ibis
@@ -56,6 +57,9 @@ class Warehouse:
 
     def read_lookup(self, lookup: Lookup) -> ir.Table:
         raise ValueError(f"items of a table cannot be looked up in {lookup.path}; join them there")
+
+    def scan(self, files: tuple[Path, ...], columns: tuple[str, ...]) -> ir.Table:
+        raise ValueError(f"{self.label} cannot read {files[0].name} on this machine; use --engine duckdb or spark")
 
     def keep(self, table: ir.Table) -> ir.Table:
         return table.cache()

@@ -22,6 +22,7 @@ class Columns:
     time: str = "timestamp"
     basket: str | None = None
     event: str | None = None
+    value: str | None = None
 
     def used(self) -> dict[str, str]:
         """Column names by role, without the roles that the source lacks."""

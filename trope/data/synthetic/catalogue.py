@@ -43,6 +43,17 @@ class Catalogue:
         """Return the item on each slot `clock` seconds after the start."""
         return self.first_item[slot] + (clock + self.shift[slot]) // self.life[slot]
 
+    @property
+    def slot_of_item(self) -> NDArray[np.int64]:
+        """Return the slot of each item."""
+        slots = np.diff(self.first_item)
+        return np.repeat(np.arange(len(slots)), slots)
+
+    @property
+    def category_of_slot(self) -> NDArray[np.int64]:
+        """Return the category of each slot."""
+        return np.repeat(np.arange(CATEGORY_COUNT), np.diff(self.first_slot))
+
 
 def build_catalogue(shop: CalendarShop) -> Catalogue:
     """Return the tables of a shop; the same for all its users, drawn from its seed."""
@@ -64,12 +75,11 @@ def build_catalogue(shop: CalendarShop) -> Catalogue:
 def ground_truth(shop: CalendarShop) -> dict[str, Any]:
     """Return what a perfect model could know, ready for JSON: categories with their curves, items with their lives."""
     catalogue = build_catalogue(shop)
-    slots = np.diff(catalogue.first_item)
-    slot = np.repeat(np.arange(len(slots)), slots)
+    slot = catalogue.slot_of_item
     generation = np.arange(shop.items) - catalogue.first_item[slot]
     birth = generation * catalogue.life[slot] - catalogue.shift[slot]
     death = birth + catalogue.life[slot]
-    category = np.repeat(np.arange(CATEGORY_COUNT), np.diff(catalogue.first_slot))[slot]
+    category = catalogue.category_of_slot[slot]
     always = np.full(shop.items, not shop.lifetimes)
     return {
         "categories": [

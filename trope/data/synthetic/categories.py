@@ -56,7 +56,7 @@ class Rhythm:
         # Two turns to either side are enough: every width is far below its period.
         turns = np.arange(-2, 3) * self.period
         distance = edges[:, None] + turns - ((times - self.origin) % self.period)[:, None, None]
-        cdf = 0.5 * (1 + np.vectorize(erf)(distance / (self.width * sqrt(2))))
+        cdf = 0.5 * (1 + np.vectorize(erf, otypes=[float])(distance / (self.width * sqrt(2))))
         return np.diff(cdf, axis=1).sum(axis=-1)
 
 

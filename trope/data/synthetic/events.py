@@ -46,7 +46,7 @@ class Events(NamedTuple):
     basket: NDArray[np.int64]
 
 
-class _Visits(NamedTuple):
+class Visits(NamedTuple):
     """Columns of a block's visits: owner, category, seconds after the start; slot and clock are -1 where left open."""
 
     owner: NDArray[np.int64]
@@ -54,6 +54,17 @@ class _Visits(NamedTuple):
     time: NDArray[np.int64]
     slot: NDArray[np.int64]
     clock: NDArray[np.int64]
+
+
+class Block(NamedTuple):
+    """A block of users: what they did, why, and what they like. Owners of visits count from the block's first user.
+
+    favourites: [users, FAVOURITES] taste categories, counted from the first of them; [users, 0] where tastes are off
+    """
+
+    events: Events
+    visits: Visits
+    favourites: NDArray[np.int64]
 
 
 def users_per_block(shop: CalendarShop) -> int:
@@ -71,6 +82,11 @@ def generate_block(shop: CalendarShop, catalogue: Catalogue, block: int) -> Even
 
     block: from 0 to block_count(shop) - 1
     """
+    return draw_block(shop, catalogue, block).events
+
+
+def draw_block(shop: CalendarShop, catalogue: Catalogue, block: int) -> Block:
+    """Return the events of one block of users, and what they come from."""
     rng = np.random.default_rng(np.random.SeedSequence(shop.seed, spawn_key=(1, block)))
     first = block * users_per_block(shop)
     users = min(users_per_block(shop), shop.users - first)
@@ -78,11 +94,11 @@ def generate_block(shop: CalendarShop, catalogue: Catalogue, block: int) -> Even
     counts = _event_counts(shop, users, rng)
     owner = np.repeat(np.arange(users), counts)
     opens = _visit_openings(shop, counts, rng)
-    visits = _draw_visits(shop, catalogue, owner[opens], users, rng)
+    visits, favourites = _draw_visits(shop, catalogue, owner[opens], users, rng)
 
     visit = np.cumsum(opens) - 1
     time = np.minimum(visits.time[visit] + _seconds_into_visit(opens, visit, rng), shop.span - 1)
-    slot = _draw_slots(catalogue, visits.category[visit], rng)
+    slot = draw_slots(catalogue, visits.category[visit], rng)
     clock = time if shop.lifetimes else _uniform(shop.span, len(time), rng)
     # The first event of a replenishing visit is the staple itself; the others only share its category.
     staple = np.flatnonzero(opens)[visits.slot >= 0]
@@ -91,12 +107,13 @@ def generate_block(shop: CalendarShop, catalogue: Catalogue, block: int) -> Even
         clock[staple] = visits.clock[visits.slot >= 0]
 
     order = np.argsort(owner * shop.span + time, kind="stable")
-    return Events(
+    events = Events(
         user=first + owner[order],
         item=catalogue.on_sale(slot[order], clock[order]).astype(np.int32),
         timestamp=shop.start + time[order],
         basket=(block << 32) + visit[order],
     )
+    return Block(events, visits, favourites)
 
 
 def _event_counts(shop: CalendarShop, users: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -119,22 +136,23 @@ def _visit_openings(shop: CalendarShop, counts: NDArray[np.int64], rng: np.rando
 
 def _draw_visits(
     shop: CalendarShop, catalogue: Catalogue, owner: NDArray[np.int64], users: int, rng: np.random.Generator
-) -> _Visits:
-    """Return when each visit takes place and what for."""
+) -> tuple[Visits, NDArray[np.int64]]:
+    """Return when each visit takes place and what for, and the users' favourites."""
     shares = [shop.taste_share, shop.staple_share, shop.season_share, shop.weekday_share]
     motive = np.searchsorted(np.cumsum(shares), rng.random(len(owner)), side="right")
-    visits = _Visits(
+    visits = Visits(
         owner,
         category=np.empty(len(owner), np.int64),
-        time=_draw_days(shop, len(owner), rng) * DAY,
+        time=draw_days(shop, shop.weeks, len(owner), rng) * DAY,
         slot=np.full(len(owner), -1),
         clock=np.full(len(owner), -1),
     )
     _fill_staples(shop, catalogue, visits, np.flatnonzero(motive == Motive.STAPLE), rng)
-    visits.time[:] += _draw_seconds_of_day(shop, len(owner), rng)
+    visits.time[:] += draw_seconds_of_day(shop, len(owner), rng)
 
     taste = np.flatnonzero(motive == Motive.TASTE)
-    visits.category[taste] = FIRST_CATEGORY[Motive.TASTE] + _draw_tastes(shop, owner[taste], users, rng)
+    liked, favourites = _draw_tastes(shop, owner[taste], users, rng)
+    visits.category[taste] = FIRST_CATEGORY[Motive.TASTE] + liked
     for rhythm, on in shop.rhythms:
         chosen = np.flatnonzero(motive == rhythm.motive)
         # Off, the category is as likely as before, but drawn without a look at the time.
@@ -144,18 +162,18 @@ def _draw_visits(
             else _uniform(CATEGORIES[rhythm.motive], len(chosen), rng)
         )
         visits.category[chosen] = FIRST_CATEGORY[rhythm.motive] + rank
-    return visits
+    return visits, favourites
 
 
-def _draw_days(shop: CalendarShop, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return days after the start: any week, the weekday by the shop's activity."""
+def draw_days(shop: CalendarShop, weeks: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return days after a Monday: any of so many weeks, the weekday by the shop's activity."""
     if not shop.weekly:
-        return _uniform(7 * shop.weeks, count, rng)
+        return _uniform(7 * weeks, count, rng)
     bounds = np.cumsum(WEEKDAY_ACTIVITY / WEEKDAY_ACTIVITY.sum())[:-1]
-    return _uniform(shop.weeks, count, rng) * 7 + np.searchsorted(bounds, rng.random(count), side="right")
+    return _uniform(weeks, count, rng) * 7 + np.searchsorted(bounds, rng.random(count), side="right")
 
 
-def _draw_seconds_of_day(shop: CalendarShop, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def draw_seconds_of_day(shop: CalendarShop, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Return seconds after midnight UTC: the hour by the shop's activity, uniform within the hour."""
     if not shop.daily:
         return _uniform(DAY, count, rng)
@@ -166,19 +184,20 @@ def _draw_seconds_of_day(shop: CalendarShop, count: int, rng: np.random.Generato
 
 def _draw_tastes(
     shop: CalendarShop, owner: NDArray[np.int64], users: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Return taste categories: mostly one of the user's favourites, else any."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return taste categories, mostly one of the user's favourites, else any; and the favourites."""
     count = CATEGORIES[Motive.TASTE]
     category = _uniform(count, len(owner), rng)
+    favourites = np.empty((users, 0), np.int64)
     if shop.tastes:
         favourites = _uniform(count, users * FAVOURITES, rng).reshape(users, FAVOURITES)
         liked = rng.random(len(owner)) < FAVOURITE_SHARE
         category = np.where(liked, favourites[owner, _uniform(FAVOURITES, len(owner), rng)], category)
-    return category
+    return category, favourites
 
 
 def _fill_staples(
-    shop: CalendarShop, catalogue: Catalogue, visits: _Visits, chosen: NDArray[np.int64], rng: np.random.Generator
+    shop: CalendarShop, catalogue: Catalogue, visits: Visits, chosen: NDArray[np.int64], rng: np.random.Generator
 ) -> None:
     """Set category, slot, clock and (if they replenish) the day of the chosen visits, in runs of one staple each."""
     owner = visits.owner[chosen]
@@ -192,7 +211,7 @@ def _fill_staples(
     rank = _uniform(CATEGORIES[Motive.STAPLE], runs, rng)
     category = FIRST_CATEGORY[Motive.STAPLE] + rank
     visits.category[chosen] = category[run]
-    visits.slot[chosen] = _draw_slots(catalogue, category, rng)[run]
+    visits.slot[chosen] = draw_slots(catalogue, category, rng)[run]
     visits.clock[chosen] = _uniform(shop.span, runs, rng)[run]
     if not shop.replenishment:
         return
@@ -217,7 +236,7 @@ def _seconds_into_visit(
     return since - since[opens][visit]
 
 
-def _draw_slots(catalogue: Catalogue, category: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+def draw_slots(catalogue: Catalogue, category: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Return a slot of each category, by Zipf's law in closed form: P(rank r of M) = log((r + 1) / r) / log(M + 1)."""
     first = catalogue.first_slot[category]
     count = catalogue.first_slot[category + 1] - first

@@ -3,6 +3,7 @@
 tiles.py         what the others share: tiles of the catalogue, dot products, pairs that are left out
 topk.py          `top_k`: the k best items of each user, for serving; `top_k_of`: by any scores; `top_k_among`: of some
 places.py        `count_places`: where given items stand in a user's ranking, for evaluation by any scorer
+shards.py        both over a table whose rows are spread over processes
 user_batches.py  the same for all users of a split by the kernel in trope/kernels/ranking, for a model on a GPU
 """
 

@@ -54,9 +54,9 @@ class LeavesOut(Protocol):
         """Give it the score -inf, in place; tile_BV: scores of the items from `first` on."""
 
 
-def tiles(num_items: int, width: int) -> list[tuple[int, int]]:
-    """The catalogue as ranges of at most `width` items, (first, last + 1), in order of id."""
-    return [(first, min(first + width, num_items + 1)) for first in range(1, num_items + 1, width)]
+def tiles(num_items: int, width: int, start: int = 1) -> list[tuple[int, int]]:
+    """Items `start` .. num_items as ranges of at most `width` items, (first, last + 1), in order of id."""
+    return [(first, min(first + width, num_items + 1)) for first in range(start, num_items + 1, width)]
 
 
 def dot_scores(users_BE: Tensor, items_VE: Tensor) -> TileScores:

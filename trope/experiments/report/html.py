@@ -13,12 +13,13 @@ def to_html(page: Page) -> str:
         heading(page.title),
         paragraph(page.summary),
         *map(warning, page.warnings),
-        *map(_section, page.sections),
+        *map(show_section, page.sections),
         card("How this was measured", facts(page.facts, sentences=True)),
     )
 
 
-def _section(section: Section) -> Markup:
+def show_section(section: Section) -> Markup:
+    """A card with the section's text and table."""
     grid = section.grid
     rows = [[_cell(cell) for cell in row] for row in grid.rows]
     cells = table([_cell(cell) for cell in grid.header], rows, grid.numbers)

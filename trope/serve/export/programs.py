@@ -61,7 +61,7 @@ class Program(nn.Module, ABC):
         super().__init__()
         self.config, self.width = model.config.model, model.items.width
         self.blocks, self.norm, self.readout, self.positions = model.blocks, model.norm, model.readout, model.positions
-        self.scale, self.looks_later = model.items.scale, model.looks_later
+        self.scale, self.looks_later = model.whole_items.scale, model.looks_later
         pulse = model.pulse
         self.trained_until = model.time_span[1]
         self.year_after = int(pulse.get_buffer("age_unit")) if pulse is not None and pulse.knows_year else 0

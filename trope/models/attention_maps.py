@@ -1,4 +1,4 @@
-"""Attention as a trained model computes it, read out block by block on the CPU.
+"""Attention as a trained model computes it, read out block by block.
 
 The kernels never form the map; here a block's own q, k and bias are put together again as in
 trope/kernels/attention/reference.py, whose output is the map times v.
@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trope.data.sequences import EvalBatch
 from trope.kernels.attention.reference import bias, time_buckets
 from trope.kernels.norm import norm
 from trope.kernels.project import project
@@ -25,11 +24,28 @@ from trope.models.recommender import SequentialRecommender
 from trope.models.softmax_attention import SoftmaxAttention
 
 
-def attention_maps(model: SequentialRecommender, batch: EvalBatch) -> list[Tensor]:
-    """Each block's attention of every query to every key of one history, mean over heads, [L, L]; [] for TiSASRec.
+def attention_maps(model: SequentialRecommender, items_1L: Tensor, times_1L: Tensor, t_now_1: Tensor) -> list[Tensor]:
+    """Each block's attention of every query to every key of one history, mean over heads, [L, L]; [] for TiSASRec."""
+    return [weights_HLL.mean(0) for weights_HLL in _weights(model, items_1L, times_1L, t_now_1)]
 
-    batch: one history, not padded (see `unpadded`).
+
+def attention_shares(
+    model: SequentialRecommender, items_1L: Tensor, times_1L: Tensor, t_now_1: Tensor
+) -> Tensor | None:
+    """The share of the last query's attention that each event has, [L], sum 1; None where the blocks do not tell.
+
+    HSTU's weights have a sign: shares are of absolute values, mean over heads and then over blocks. A deeper block
+    attends to what the blocks before have mixed, so a share says where the model looked, not what an event caused.
     """
+    last = [weights_HLL[:, -1].abs().float().mean(0) for weights_HLL in _weights(model, items_1L, times_1L, t_now_1)]
+    if not last:
+        return None
+    # Where every score is zero nothing was looked at, and the shares are zero too.
+    return torch.stack([each_L / each_L.sum().clamp(min=torch.finfo(torch.float32).tiny) for each_L in last]).mean(0)
+
+
+def _weights(model: SequentialRecommender, items_1L: Tensor, times_1L: Tensor, t_now_1: Tensor) -> list[Tensor]:
+    """Each block's attention to one history without padding, [H, L, L]."""
     seen: list[tuple[nn.Module, tuple[Any, ...]]] = []
     hooks = [
         module.register_forward_pre_hook(lambda module, inputs: seen.append((module, inputs)))
@@ -38,24 +54,18 @@ def attention_maps(model: SequentialRecommender, batch: EvalBatch) -> list[Tenso
     ]
     try:
         with torch.no_grad():
-            model.encode(batch.items, batch.times, batch.lengths, batch.t_now)
-            return [_map(module, inputs) for module, inputs in seen]
+            model.encode(items_1L, times_1L, torch.tensor([items_1L.shape[1]], device=items_1L.device), t_now_1)
+            return [_of_block(module, inputs) for module, inputs in seen]
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def unpadded(batch: EvalBatch) -> EvalBatch:
-    """One history without the padding behind it."""
-    length = int(batch.lengths[0])
-    return batch._replace(items=batch.items[:, :length], times=batch.times[:, :length])
-
-
-def _map(module: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
+def _of_block(module: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
     if isinstance(module, HSTUBlock):
-        return hstu_weights(module, *inputs)[0].mean(0)
+        return hstu_weights(module, *inputs)[0]
     assert isinstance(module, SoftmaxAttention)
-    return _softmax_weights(module, *inputs).mean(0)
+    return _softmax_weights(module, *inputs)
 
 
 def hstu_weights(block: HSTUBlock, stream: Stream, context: Context) -> tuple[Tensor, Tensor]:

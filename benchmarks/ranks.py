@@ -1,0 +1,256 @@
+"""One process against several: loss curves, tables, rankings, and a process that is killed.
+
+    python benchmarks/ranks.py [--steps 200] [--out results/ranks-cpu.json] [--skip-kill]
+
+Processes talk by gloo on this machine's CPU. The kill is `kill -9` of one of four processes under torchrun, which
+starts them again; what was left at the kill also goes on with 4, 2 and 1 processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import distributed as dist
+from torch import multiprocessing
+
+from trope.bench.shapes import Shape, generate
+from trope.data.sequences import Sequences
+from trope.environment import describe
+from trope.evaluate.evaluation import evaluate
+from trope.models.recommender import SequentialRecommender
+from trope.models.sharded_items import ShardedItemTable
+from trope.runs import BEST, CHECKPOINTS, LOG, WEIGHTS
+from trope.train.distributed import Group
+from trope.train.optimizer import make_optimizer
+from trope.train.process import reproducible
+from trope.train.step import Feed, seed_for
+from trope.train.stepper import Stepper, is_sharded
+
+CPU = torch.device("cpu")
+RANKS = (2, 4)
+SHAPE = Shape("ranks", 600, 3_000, 12_000, max_len=24, width=32, blocks=2, heads=2, head_dim=16, batch=24)
+CURVES = (
+    ("trope", ()),
+    ("hstu-trope", ("train.table_state=row", "train.shared_negatives=true")),
+    ("sasrec-trope", ("train.clip=1.0", "train.negative_source=batch")),
+    ("transformer-trope", ()),
+)
+EPOCHS, PATIENCE = 12, 600
+
+
+class Curve(NamedTuple):
+    """Losses of all steps, the whole table, ranks of validation, and the seconds that the steps took.
+
+    same_ranks: of validation by the weights that one process ended with.
+    """
+
+    losses: list[float]
+    table: torch.Tensor
+    ranks: torch.Tensor
+    same_ranks: torch.Tensor
+    seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=Path("results/ranks-cpu.json"))
+    parser.add_argument("--skip-kill", action="store_true")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        curves = [row for case in CURVES for row in compare(*case, asked.steps, Path(folder))]
+        killed = None if asked.skip_kill else kill(Path(folder))
+    found = {"environment": describe(), "curves": curves, "killed": killed}
+    asked.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def compare(model: str, settings: tuple[str, ...], steps: int, folder: Path) -> list[dict[str, Any]]:
+    """Two and four processes against one."""
+    run_curve(0, 1, 0, model, settings, steps, folder / "curve")
+    one = Curve(*torch.load(folder / "curve", weights_only=True))
+    rows = []
+    for size in RANKS:
+        multiprocessing.spawn(run_curve, (size, free_port(), model, settings, steps, folder / "curve"), nprocs=size)
+        other = Curve(*torch.load(folder / "curve", weights_only=True))
+        rows.append(
+            {
+                "model": model,
+                "settings": list(settings),
+                "ranks": size,
+                "steps": steps,
+                "first_loss": one.losses[0],
+                "last_loss": one.losses[-1],
+                "loss_difference": float(np.abs(np.subtract(one.losses, other.losses)).max()),
+                "table_difference": float((one.table - other.table).abs().max()),
+                "ranks_that_differ": int((one.ranks != other.ranks).sum()),
+                "ranks_that_differ_with_equal_weights": int((one.ranks != other.same_ranks).sum()),
+                "positives": len(one.ranks),
+                "seconds": {"1": round(one.seconds, 2), str(size): round(other.seconds, 2)},
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def run_curve(rank: int, size: int, port: int, model: str, settings: tuple[str, ...], steps: int, out: Path) -> None:
+    """One process's part; the first writes."""
+    torch.set_num_threads(1)
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    with reproducible(CPU):
+        group, config = Group(rank, size, CPU), SHAPE.config(model, "train.negatives=64", *settings).resolved
+        data = generate(SHAPE, SHAPE.users, full=False, device=CPU)
+        torch.manual_seed(seed_for(config.train.seed, "init"))
+        shard = (rank, size) if is_sharded(config, group) else None
+        network = SequentialRecommender(config, data.num_items, data.time_span, shard)
+        feed = Feed(data, config, group)
+        stepper = Stepper(network, data, config, feed, make_optimizer(network, config), group)
+        network.train()
+        started = time.perf_counter()
+        losses = [float(stepper(*divmod(step, feed.steps), step)[0]) for step in range(steps)]
+        seconds = time.perf_counter() - started
+        ranks = validate(network, data)
+        items, state = network.items, out.with_suffix(".state")
+        table = items.whole() if isinstance(items, ShardedItemTable) else items.weight.detach().clone()
+        if size == 1:
+            torch.save(network.state_dict(), state)
+        take(network, torch.load(state, weights_only=True))
+        same_ranks = validate(network, data)
+        if table is not None:
+            torch.save((losses, table, ranks, same_ranks, seconds), out)
+    if size > 1:
+        dist.destroy_process_group()
+
+
+def validate(network: SequentialRecommender, data: Sequences) -> torch.Tensor:
+    """The ranks of all validation positives."""
+    result = evaluate(network, data, "valid", "none", network.config.model.max_len, live=False)
+    return torch.from_numpy(result.ranks)
+
+
+@torch.no_grad()
+def take(network: SequentialRecommender, state: dict[str, torch.Tensor]) -> None:
+    """Fill a model, of whose items this process may have a part, with the weights of a whole one."""
+    table, items = state.pop("items.weight"), network.items
+    network.load_state_dict(state, strict=False)
+    shard = items.shard if isinstance(items, ShardedItemTable) else None
+    items.weight[1:] = table[1:] if shard is None else table[shard.first : shard.last]
+
+
+def kill(folder: Path) -> dict[str, Any]:
+    """Four processes of which one is killed, and what goes on from there, against one process."""
+    data = folder / "data"
+    write_data(data)
+    train(data, folder / "one", 1)
+    run = folder / "run"
+    with (folder / "output").open("w") as output:
+        launcher = subprocess.Popen(command(data, run, 4), env=one_thread(), stdout=output, stderr=output)
+        until = time.monotonic() + PATIENCE
+        while not any(run.glob(f"{CHECKPOINTS}/epoch0003*")):
+            if launcher.poll() is not None or time.monotonic() > until:
+                sys.exit((folder / "output").read_text())
+            time.sleep(0.01)
+        os.kill(worker(launcher.pid, 3), signal.SIGKILL)
+        killed_at = time.monotonic()
+        left = folder / "left"
+        while not left.exists():  # a checkpoint may go while it is copied
+            try:
+                shutil.copytree(run, left)
+            except shutil.Error:
+                shutil.rmtree(left)
+        if launcher.wait(PATIENCE):
+            sys.exit((folder / "output").read_text())
+        seconds = time.monotonic() - killed_at
+    found = {"restarted_by_torchrun": {**against(folder / "one", run), "seconds_to_the_end": round(seconds, 1)}}
+    for size in (4, 2, 1):
+        other = folder / f"resumed-{size}"
+        shutil.copytree(left, other)
+        train(data, other, size)
+        found[f"resumed_on_{size}"] = against(folder / "one", other)
+        print(json.dumps(found), flush=True)
+    return found
+
+
+def against(one: Path, other: Path) -> dict[str, Any]:
+    """How far a run ends from another."""
+    tables = [load_file(run / BEST / WEIGHTS) for run in (one, other)]
+    losses = [epoch_losses(run) for run in (one, other)]
+    return {
+        "epochs": len(losses[1]),
+        "epoch_loss_difference": float(np.abs(np.subtract(*losses)).max()),
+        "difference_of_all_weights": max(float((tables[0][n] - tables[1][n]).abs().max()) for n in tables[0]),
+        "same_test_metrics": json.loads((one / "metrics.json").read_text())["test"]
+        == json.loads((other / "metrics.json").read_text())["test"],
+    }
+
+
+def epoch_losses(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / LOG).read_text().splitlines()]
+    return [row["epoch_loss"] for row in rows if "epoch_loss" in row]
+
+
+def write_data(folder: Path) -> None:
+    """A prepared dataset of random events."""
+
+    log = folder.with_suffix(".csv")
+    generator = np.random.default_rng(0)
+    times = 1_500_000_000 + np.sort(generator.integers(0, 10**7, 3000))
+    users, items = generator.integers(0, 100, 3000), generator.integers(0, 200, 3000)
+    lines = [f"{u},{i},{t}" for u, i, t in zip(users, items, times, strict=True)]
+    log.write_text("user,item,timestamp\n" + "\n".join(lines) + "\n")
+    prepare = [sys.executable, "-m", "trope", "prepare", str(log), "--out", str(folder)]
+    subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL)
+    Sequences.load(folder)
+
+
+def command(data: Path, run: Path, ranks: int) -> list[str]:
+    """`trope train --resume` by so many processes; by itself for one."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=2"]
+    size = ("width=16", "heads=2", "head_dim=8", "max_len=16", "blocks=2")
+    settings = (*(f"model.{each}" for each in size), f"train.epochs={EPOCHS}", "train.batch=10", "train.negatives=16")
+    chosen = [part for setting in settings for part in ("--set", setting)]
+    trained = ["-m", "trope", "train", str(data), "--out", str(run), "--model", "hstu-trope", "--device", "cpu"]
+    return [sys.executable, *(launcher if ranks > 1 else []), *trained, "--no-progress", "--resume", *chosen]
+
+
+def train(data: Path, run: Path, ranks: int) -> None:
+    done = subprocess.run(command(data, run, ranks), env=one_thread(), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+
+
+def worker(launcher: int, rank: int) -> int:
+    """The number of the process of a rank (Linux)."""
+    for task in Path(f"/proc/{launcher}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            if f"RANK={rank}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
+                return int(child)
+    sys.exit(f"there is no process of rank {rank}")
+
+
+def one_thread() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The tables of docs/scale.md: the estimates of `trope.bench.scale` over measured steps, and what benchmarks/ranks.py
+measured; `tables.py` writes them."""
+
+from __future__ import annotations
+
+import json
+
+from table_parts import ROOT, markdown
+from tables_speed import train_rows
+
+from trope.bench.scale import Measured, estimate
+from trope.bench.shapes import find_shape
+
+EVENTS = 6_000_000_000  # of the paper's industrial set
+GPUS = (1, 8, 64, 256, 1024)
+
+
+def scale(shared: bool) -> str:
+    """The shop's shape on many GPUs."""
+    (row,) = train_rows(version="fused", model="hstu-trope", lengths="full", shape="shop", table_state="row")
+    measured = Measured(
+        float(row["p50_ms"]), float(row["table_ms"]), float(row["peak_GiB"]), int(row["tokens"])
+    )  # fmt: skip
+    shape = find_shape("shop")
+    config = shape.config("hstu-trope", f"train.shared_negatives={str(shared).lower()}")
+    lines = []
+    for gpus in GPUS:
+        found = estimate(config, shape.items, gpus, measured)
+        hours = EVENTS / found.tokens_per_s / 3600
+        lines.append(
+            [f"{gpus:,}", f"{found.table_GiB:.2f}", f"{found.rows_GiB:.2f}", f"{found.memory_GiB:.1f}",
+             f"{found.sent_GiB:.2f}", f"{found.exchange_ms:.1f}", f"{found.reduce_ms:.1f}", f"{found.step_ms:.1f}",
+             f"{found.tokens_per_s / 1e6:,.1f}", f"{3600 * hours:,.0f}"]
+        )  # fmt: skip
+    header = ["GPUs", "table GiB", "batch rows GiB", "all GiB", "sent GiB", "exchange ms", "all-reduce ms", "step ms",
+              "M tokens/s", "seconds an epoch"]  # fmt: skip
+    return markdown(header, lines)
+
+
+def ranks() -> str:
+    """Several processes against one, on a CPU."""
+    found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())
+    lines = [
+        [row["model"], ", ".join(row["settings"]) or "defaults", str(row["ranks"]), str(row["steps"]),
+         f"{row['loss_difference']:.1e}", f"{row['table_difference']:.1e}",
+         f"{row['ranks_that_differ']} of {row['positives']}",
+         f"{row['ranks_that_differ_with_equal_weights']} of {row['positives']}"]
+        for row in found["curves"]
+    ]  # fmt: skip
+    header = ["model", "settings", "processes", "steps", "largest difference of the loss", "of the table",
+              "ranks that differ", "with equal weights"]  # fmt: skip
+    return markdown(header, lines)
+
+
+def ranks_killed() -> str:
+    """Runs of which one process was killed, against an undisturbed one."""
+    found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())["killed"]
+    names = {
+        "restarted_by_torchrun": "restarted by torchrun on 4", "resumed_on_4": "resumed on 4",
+        "resumed_on_2": "resumed on 2", "resumed_on_1": "resumed on 1",
+    }  # fmt: skip
+    lines = [
+        [names[key], f"{row['epoch_loss_difference']:.1e}", f"{row['difference_of_all_weights']:.1e}",
+         "yes" if row["same_test_metrics"] else "no"]
+        for key, row in found.items()
+    ]  # fmt: skip
+    header = [
+        "one of 4 processes was killed",
+        "largest difference of an epoch's loss",
+        "of a weight",
+        "same test metrics",
+    ]
+    return markdown(header, lines)
+
+
+SCALE = {
+    "scale-own": lambda: scale(False),
+    "scale-shared": lambda: scale(True),
+    "ranks": ranks,
+    "ranks-killed": ranks_killed,
+}

@@ -1,0 +1,95 @@
+"""Several processes of one training on this machine, over gloo: for tests of what must not depend on their number."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from trope.data.sequences import Sequences
+from trope.models.recommender import SequentialRecommender
+from trope.settings import preset
+from trope.train.distributed import Group
+from trope.train.loop import train
+from trope.train.optimizer import make_optimizer
+from trope.train.step import Feed, seed_for
+from trope.train.stepper import Stepper, is_sharded
+
+CPU = torch.device("cpu")
+SECONDS = 60  # until a process that waits for another one gives up
+
+
+def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `work(group, *arguments)` returns in each of `size` processes; work is a function of a module."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ranks", "trope.train.loop", "torch._dynamo"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pipes, processes = [], []
+    for rank in range(size):
+        mine, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_run, args=(rank, size, port, theirs, work, arguments), daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append(mine)
+        processes.append(process)
+    try:
+        found = [pickle.loads(pipe.recv_bytes()) for pipe in pipes]  # EOFError where a process has died
+    finally:
+        for process in processes:
+            process.join(SECONDS)
+            process.kill()
+    for rank, result in enumerate(found):
+        assert not isinstance(result, BaseException), f"rank {rank}: {result!r}"
+    return found
+
+
+def _run(rank: int, size: int, port: int, pipe: Connection, work: Callable[..., Any], arguments: tuple) -> None:
+    torch.set_num_threads(1)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    os.environ.update(zip(names, map(str, (rank, rank, size, "127.0.0.1", port)), strict=True))
+    try:
+        if work is train_run:  # makes the group itself
+            pipe.send_bytes(pickle.dumps(work(*arguments)))
+            return
+        if size > 1:
+            dist.init_process_group("gloo", timeout=timedelta(seconds=SECONDS))
+        # Not `send`, which would leave tensors in memory that goes when this process ends.
+        pipe.send_bytes(pickle.dumps(work(Group(rank, size, CPU), *arguments)))
+        if size > 1:
+            dist.destroy_process_group()
+    except Exception as error:
+        pipe.send_bytes(pickle.dumps(error))
+
+
+def train_run(data: Path, model: str, settings: list[str], run: Path) -> dict[str, Any]:
+    """`trope train --resume` in this process."""
+    return train(Sequences.load(data), preset(model, settings), run, "cpu", resume=True, progress=False)
+
+
+class Training:
+    """A model and what trains it, in one of several processes or alone."""
+
+    def __init__(self, group: Group, data: Sequences, model: str, settings: list[str]) -> None:
+        self.group, self.data, self.config = group, data, preset(model, settings).resolved
+        shard = (group.rank, group.size) if is_sharded(self.config, group) else None
+        torch.manual_seed(seed_for(self.config.train.seed, "init"))
+        self.model = SequentialRecommender(self.config, data.num_items, data.time_span, shard)
+        self.feed, self.optimizer = Feed(data, self.config, group), make_optimizer(self.model, self.config)
+        self.stepper = Stepper(self.model, data, self.config, self.feed, self.optimizer, group)
+        self.model.train()
+
+    def steps(self, count: int) -> torch.Tensor:
+        """Loss and gradient norm of each step, float64 [count, 2]."""
+        rows = [self.stepper(*divmod(step, self.feed.steps), step) for step in range(count)]
+        return torch.tensor([[float(loss), float(norm)] for loss, norm in rows], dtype=torch.float64)

@@ -1,0 +1,60 @@
+"""The formulas of many GPUs agree with what is counted at a small size, and with one GPU's measurement."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trope.bench.scale import GIB, Links, Measured, estimate, exchanged_bytes, rows_asked, table_bytes
+from trope.bench.shapes import find_shape
+from trope.models.recommender import SequentialRecommender
+from trope.train.optimizer import make_optimizer, table_hyper
+
+SHOP = find_shape("shop")
+STEP = Measured(step_ms=20.0, table_ms=3.0, peak_GiB=12.0, tokens=65_536)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_asked_are_the_different_items_of_a_batch(shared: bool, rng: torch.Generator) -> None:
+    config = SHOP.config("hstu-trope", "train.negatives=7", f"train.shared_negatives={str(shared).lower()}")
+    items, tokens = 3_000, 500
+    draws = 2 * tokens + 7 * (1 if shared else tokens)
+    found = len(torch.randint(items, (draws,), generator=rng).unique())
+    assert rows_asked(config, items, tokens) == pytest.approx(found, rel=0.05)
+    assert rows_asked(config, 1, tokens) == 1
+
+
+@pytest.mark.parametrize("state", ["full", "row"])
+def test_a_tables_bytes_are_those_of_its_tensors(state: str) -> None:
+    config = find_shape("tiny").config("hstu-trope", f"train.table_state={state}")
+    model = SequentialRecommender(config, 50, (0, 10), shard=(0, 1))
+    optimizer = make_optimizer(model, config)
+    table_hyper(optimizer, model.items.weight, 0, holds_moments=True)
+    moments = optimizer.state[model.items.weight]
+    tensors = [model.items.weight, moments["exp_avg"], moments["exp_avg_sq"], model.items.unit_copy(torch.bfloat16)]
+    # Each rank has a row of padding besides.
+    assert sum(x.nbytes for x in tensors) == table_bytes(config, 51)
+
+
+def test_one_gpu_is_what_was_measured() -> None:
+    found = estimate(SHOP.config("hstu-trope"), SHOP.items, 1, STEP)
+    assert found.step_ms == pytest.approx(20) and found.memory_GiB == pytest.approx(12)
+    assert found.sent_GiB == found.exchange_ms == found.reduce_ms == 0
+    assert found.tokens_per_s == pytest.approx(65_536 / 0.02)
+
+
+def test_more_gpus_hold_less_and_shared_negatives_send_less() -> None:
+    own, shared = (SHOP.config("hstu-trope", f"train.shared_negatives={value}") for value in ("false", "true"))
+    few, many = (estimate(own, SHOP.items, gpus, STEP) for gpus in (8, 64))
+    assert many.table_GiB < few.table_GiB / 7 and many.sent_GiB == few.sent_GiB
+    assert many.exchange_ms > few.exchange_ms, "a network is slower than a node"
+    less = estimate(shared, SHOP.items, 64, STEP)
+    assert less.sent_GiB < many.sent_GiB / 20 and less.step_ms < many.step_ms
+    assert less.sent_GiB * GIB == pytest.approx(exchanged_bytes(shared, rows_asked(shared, SHOP.items, STEP.tokens)))
+
+
+def test_links_send_nothing_to_themselves() -> None:
+    links = Links(node=4, inside=100.0, outside=10.0)
+    assert links.seconds(80.0, 1) == 0
+    assert links.seconds(80.0, 4) == pytest.approx(80 * 3 / 4 / 100)
+    assert links.seconds(80.0, 8) == pytest.approx(80 * 4 / 8 / 10)

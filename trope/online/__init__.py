@@ -1,0 +1,1 @@
+"""Online experiments: assignment, exposures, analysis, simulation."""
