@@ -358,16 +358,7 @@ def test_the_command_streams(path: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     trained = json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]
     (tmp_path / "run" / "ranks-test.npz").unlink()
-    told = [
-        "evaluate",
-        str(tmp_path / "run"),
-        "--memory",
-        "1MB",
-        "--device",
-        "cpu",
-        "--json",
-        str(tmp_path / "out.json"),
-    ]
+    told = ["evaluate", str(tmp_path / "run"), "--memory", "1MB", "--device", "cpu", "--json"]
     done = CliRunner().invoke(app, [*told, str(tmp_path / "out.json")])
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "out.json").read_text())["metrics"]["run"] == trained
