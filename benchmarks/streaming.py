@@ -27,7 +27,7 @@ import torch
 from limited import run
 
 from trope.config import Config
-from trope.data.folder import SHARDED_FORMAT
+from trope.data.folder import SHARDED_FORMAT, shard_folder
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
 from trope.data.shards import ShardJob
@@ -46,6 +46,7 @@ from trope.train.stepper import Stepper
 from trope.train.streamed import StreamFeed
 
 ITEMS, EVENTS_A_USER, SHARD_USERS = 10_000, 20, 50_000
+DRAWN = 16  # different shards
 START, SPAN = 1_500_000_000, 10**8
 WARM_UP = 50
 ALONE = Group(0, 1, torch.device("cpu"))
@@ -60,12 +61,19 @@ def config() -> Config:
 
 
 def generate(folder: Path, events: int) -> None:
-    """A dataset of random events: shards as `trope prepare` writes them. Few users have a test event."""
+    """A dataset of random events: shards as `trope prepare` writes them. Few users have a test event.
+
+    Sixteen shards are drawn; the others are copies of their files, which is quick and reads no faster.
+    """
     shards = max(2, events // (EVENTS_A_USER * SHARD_USERS))
     window = SPAN // 10_000  # a user in five hundred has an event in it
     job = ShardJob(str(folder), 1, Protocol("holdout", START + SPAN - window, window), SHARD_USERS)
     found = []
     for number in range(shards):
+        if number >= DRAWN:
+            shutil.copytree(shard_folder(folder, number % DRAWN), shard_folder(folder, number))
+            found.append({**found[number % DRAWN], "number": number})
+            continue
         random = np.random.default_rng(number)
         counts = random.integers(EVENTS_A_USER // 2, EVENTS_A_USER * 3 // 2 + 1, SHARD_USERS)
         total = int(counts.sum())
