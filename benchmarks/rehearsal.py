@@ -15,8 +15,8 @@ r"""Does the analysis tell the truth? Many simulated experiments in the calendar
     done
 
 A training takes one to five minutes on a busy machine with two cores, an experiment about two seconds of CPU time.
-The shop without seasons is larger: with 6,000 users `trope` learns its staples sooner than `hstu-time` does, and the
-two differ although nothing is temporal.
+The shop without seasons is larger, so that both models learn all there is: with 6,000 users and 12 epochs `trope` has a
+better HR@10 (0.174 against 0.147) although nothing is temporal.
 Each shop is an entry of results/rehearsal.json. What is done is kept in --work, so that a run can be stopped.
 The interval of an experiment is that of `trope abtest analyse`; so is its verdict.
 """

@@ -21,6 +21,10 @@ def evaluate(
         list[str] | None, typer.Option("--set", help="eval.filter_seen=history and the like; may be repeated.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Stream the dataset's shards within so much memory, no baselines. Default: load all."),
+    ] = None,
 ) -> None:
     """Rank the full catalogue for every user of a split, by the run's best model and by counting.
 
@@ -28,10 +32,11 @@ def evaluate(
     """
     from trope import environment
     from trope.data.sequences import Sequences
+    from trope.data.stream import Stream, parse_bytes
     from trope.evaluate import saved_ranks
     from trope.evaluate.baselines import baselines, batch_size, equal_baselines
-    from trope.evaluate.evaluation import evaluate as evaluate_model
     from trope.evaluate.evaluation import rank_users
+    from trope.evaluate.streamed import evaluate as evaluate_model
     from trope.models.recommender import SequentialRecommender
     from trope.runs import BEST, CONFIG, check_model_config, read_lineage, write_json
 
@@ -41,7 +46,8 @@ def evaluate(
             f"{run} was made by `trope {lineage['kind']}`, which trains on every event, so there is nothing to test; "
             f"evaluate {lineage['parent']['path']}, or measure freshness with `trope replay`"
         )
-    store = Sequences.of_run(run, data)
+    store: Sequences | Stream
+    store = Sequences.of_run(run, data) if memory is None else Stream.of_run(run, parse_bytes(memory, "--memory"), data)
     model = SequentialRecommender.from_pretrained(run / BEST)
     check_model_config(run, model.config)
     config = _configure(run / CONFIG, settings or [])
@@ -52,13 +58,16 @@ def evaluate(
     max_len = config.model.max_len
     ours = evaluate_model(model, store, split, config.eval.filter_seen, max_len, progress=True)
     results = {run.resolve().name: ours}
-    scorers, batch = baselines(store, split, config), batch_size(store)
-    for name, scorer in scorers.items():
-        results[name] = rank_users(scorer, store, split, config.eval.filter_seen, max_len, progress=True, batch=batch)
+    equal: list[str] = []
+    if isinstance(store, Sequences):  # the baselines count all events in the order of time
+        scorers, batch, seen = baselines(store, split, config), batch_size(store), config.eval.filter_seen
+        for name, scorer in scorers.items():
+            results[name] = rank_users(scorer, store, split, seen, max_len, progress=True, batch=batch)
+        equal = equal_baselines(scorers, store, split)
     about = saved_ranks.About.of(store, split, config)
     saved = saved_ranks.save(run, ours, about)
     title = f"{store.path.name}, {about.protocol}, {split}, filter_seen {about.filter_seen}"
-    _show(results, title, equal_baselines(scorers, store, split))
+    _show(results, title, equal)
     typer.echo(f"\nranks: {saved}")
     if json is not None:
         write_json(json, {**vars(about), **_summary(results), "environment": environment.describe()})

@@ -18,6 +18,7 @@ from trope.data import folder as files
 from trope.data.catalogue import write_catalogue
 from trope.data.checks import check_events, check_users, read_protocol
 from trope.data.protocols import Protocol
+from trope.data.run_data import check_run_data, folder_of_run
 from trope.data.shard_files import read_arrays
 from trope.data.windows import (
     History,
@@ -29,7 +30,6 @@ from trope.data.windows import (
     padded_places,
     seen_counts,
 )  # fmt: skip
-from trope.runs import OWN_DATA, read_data
 
 SPLITS = ("valid", "test")
 
@@ -103,20 +103,9 @@ class Sequences:
 
         path: where the dataset is now, if it has moved since.
         """
-        recorded = read_data(run)
-        if path is None:
-            # An updated run that has moved took its dataset along.
-            here = (Path(recorded["path"]), run / OWN_DATA)
-            path = next((folder for folder in here if folder.is_dir()), here[0])
-        if not path.is_dir():
-            raise FileNotFoundError(f"the dataset of {run} is not at {path}; say where it is with --data")
+        path = folder_of_run(run, path)
         found = cls.load(path)
-        if found.meta["checksum"] != recorded["checksum"]:
-            raise ValueError(
-                f"{path} is not the dataset that {run} was trained on: its checksum is "
-                f"{found.meta['checksum'][:12]}..., the run's {recorded['checksum'][:12]}...; give the right one with "
-                "--data"
-            )
+        check_run_data(run, path, found.meta)
         return found
 
     @classmethod

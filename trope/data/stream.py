@@ -22,6 +22,7 @@ from trope.data.ahead import Ahead
 from trope.data.catalogue import write_catalogue
 from trope.data.checks import check_shard, read_protocol
 from trope.data.protocols import Protocol
+from trope.data.run_data import check_run_data, folder_of_run
 from trope.data.sequences import SPLITS, Sequences
 from trope.data.shard_files import read_shards, shard_sizes
 
@@ -69,6 +70,14 @@ class Stream:
         stream = cls(path, meta, memory, verify=verify)
         stream.window()  # refuse now what cannot be read later
         return stream
+
+    @classmethod
+    def of_run(cls, run: Path, memory: int, path: Path | None = None) -> Stream:
+        """Open the dataset that a run was trained on; another one is refused. path: where it is, if it has moved."""
+        path = folder_of_run(run, path)
+        found = cls.open(path, memory)
+        check_run_data(run, path, found.meta)
+        return found
 
     def to(self, device: torch.device | str) -> Stream:
         """The same stream with its blocks used on `device`."""

@@ -1,0 +1,29 @@
+"""The dataset of a run: where it is now, and that it is the same one, since dense ids differ by dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trope.runs import OWN_DATA, read_data
+
+
+def folder_of_run(run: Path, path: Path | None) -> Path:
+    """Where the dataset of a run is; path: where it is now, if it has moved since."""
+    if path is None:
+        # An updated run that has moved took its dataset along.
+        here = (Path(read_data(run)["path"]), run / OWN_DATA)
+        path = next((folder for folder in here if folder.is_dir()), here[0])
+    if not path.is_dir():
+        raise FileNotFoundError(f"the dataset of {run} is not at {path}; say where it is with --data")
+    return path
+
+
+def check_run_data(run: Path, path: Path, meta: dict[str, Any]) -> None:
+    """Refuse another dataset than the one that a run was trained on."""
+    recorded = read_data(run)
+    if meta["checksum"] != recorded["checksum"]:
+        raise ValueError(
+            f"{path} is not the dataset that {run} was trained on: its checksum is {meta['checksum'][:12]}..., "
+            f"the run's {recorded['checksum'][:12]}...; give the right one with --data"
+        )
