@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import on_gpu
 from data_logs import loose, prepared, random_log, write_parquet
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,14 +77,14 @@ def memory_for(path: Path, shards: int, config: Config) -> int:
 class BlockFeed(Feed):
     """The feed of a store in memory, in the order of a stream."""
 
-    def __init__(self, data: Sequences, config: Config, like: StreamFeed) -> None:
-        super().__init__(data, config, ALONE)
+    def __init__(self, data: Sequences, config: Config, like: StreamFeed, group: Group = ALONE) -> None:
+        super().__init__(data, config, group)
         self.like = like
 
     def _shuffle(self, epoch: int) -> None:
         super()._shuffle(epoch)
-        self._order = whole_order(self.like.counts, self.like.window, self.config.train.seed, epoch)
-        self._ordered_lengths_W = self._lengths_W[self._order]
+        order = whole_order(self.like.counts, self.like.window, self.config.train.seed, epoch)
+        self._order, self._ordered_lengths_W = order.to(self.data.device), self._lengths_W[order]
         self._tokens = [int(part.sum()) for part in self._ordered_lengths_W.split(self.config.train.batch)]
 
 
@@ -171,11 +172,13 @@ def test_the_fused_step_reads_the_same_tokens(path: Path, predicts: str) -> None
     plain.close()
 
 
-def losses(feed: Feed, data: Sequences | Stream, config: Config, fused: bool, steps: int = 30) -> list[float]:
+def losses(
+    feed: Feed, data: Sequences | Stream, config: Config, fused: bool, group: Group = ALONE, steps: int = 30
+) -> list[float]:
     torch.manual_seed(0)
-    model = SequentialRecommender(config, data.num_items, data.time_span)
+    model = SequentialRecommender(config, data.num_items, data.time_span).to(group.device)
     optimizer = make_optimizer(model, config)
-    stepper = Stepper(model, data, config, feed, optimizer, ALONE)
+    stepper = Stepper(model, data, config, feed, optimizer, group)
     if fused:
         stepper.fused = FusedStep(
             model, data, config, feed, optimizer, stepper.guard, stepper.loss_sum, 0, False, backend="torch"
@@ -192,6 +195,17 @@ def test_losses_are_those_of_a_store_in_memory(path: Path, fused: bool) -> None:
     in_memory = losses(BlockFeed(data, config, feed), data, config, fused)
     assert losses(feed, stream, config, fused) == in_memory
     assert in_memory[-1] < in_memory[0]
+    feed.close()
+
+
+@on_gpu
+def test_losses_on_a_gpu_are_those_of_a_store_in_memory(path: Path) -> None:
+    """Captured graphs read blocks where the first one was."""
+    config, group = tiny("model.head_dim=16", "model.width=32"), Group(0, 1, torch.device("cuda"))
+    stream = Stream.open(path, memory_for(path, 2, config)).to("cuda")
+    feed, data = StreamFeed(stream, config, group), Sequences.load(path).to("cuda")
+    in_memory = losses(BlockFeed(data, config, feed, group), data, config, False, group)
+    assert losses(feed, stream, config, False, group) == in_memory
     feed.close()
 
 
