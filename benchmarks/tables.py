@@ -293,9 +293,25 @@ TABLES: dict[str, Callable[[], str]] = {
     **{name: partial(comparison, name) for name in (*SETS, *SHOPS, *MORE)},
     **{f"ablation-{name}": partial(ablation, name) for name in ABLATED},
 }
+
+
+def streamed() -> dict[str, Any]:
+    """What `benchmarks/streaming.py` measured."""
+    return json.loads((ROOT / "results" / "streaming.json").read_text())
+
+
 VALUES: dict[str, Callable[[], str]] = {
     "prepare-minutes": lambda: f"{prepared('wall_s') / 60:.1f}",
     "prepare-memory": lambda: f"{prepared('peak_memory_gib'):.1f}",
+    "stream-events": lambda: f"{streamed()['events'] / 1e6:,.0f}",
+    "stream-over": lambda: f"{streamed()['events_over_limit']:.1f}",
+    "stream-limit": lambda: f"{streamed()['limit_bytes'] / 2**30:.2f}",
+    "stream-peak": lambda: f"{streamed()['peak_anonymous_gib']:.2f}",
+    "stream-steps": lambda: f"{streamed()['steps']:,}",
+    "stream-losses": lambda: "equal" if streamed()["equal_losses"] else "NOT equal",
+    "stream-speed": lambda: f"{100 * streamed()['stream_over_memory']:.0f}",
+    "stream-cpu": lambda: f"{100 * streamed()['cpu_stream_over_memory']:.0f}",
+    "stream-load": lambda: f"{streamed()['load_before']:.1f}",
 }
 
 
