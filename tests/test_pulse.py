@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from trope.runs import PULSE
 from trope.serve.recommender import Histories, Recommender
 from trope.times import DAY, YEAR
 from trope.train.loop import train
-from trope.train.pulse import keep_counts
+from trope.train.pulse import LONGEST_UNIT, age_unit, keep_counts
 
 __all__ = ["one_thread"]  # a fixture for every test in here
 START = 1_600_000_000
@@ -414,6 +415,17 @@ def test_readout_is_asked_for_the_last_known_year() -> None:
     short = Pulse(2, 2, (0, YEAR))
     short.get_buffer("age_unit").fill_(DAY)
     assert short.known_times(times).tolist() == times.tolist()
+
+
+def test_a_model_grows_old_without_a_window_too(tmp_path: Path) -> None:
+    """A holdout's window is the unit of age; under leave-one-out it is a fiftieth of the span, within bounds."""
+    data = tiny_data(tmp_path, "loo-strict")
+    span = data.time_span[1] - data.time_span[0]
+    assert age_unit(data) == min(max(span // 50, DAY), 30 * DAY)
+    year, decade = (SimpleNamespace(protocol=data.protocol, time_span=(0, n * YEAR)) for n in (1, 10))
+    assert age_unit(year) == YEAR // 50 and age_unit(decade) == LONGEST_UNIT == 30 * DAY
+    held = tiny_data(tmp_path / "held", "holdout")
+    assert age_unit(held) == held.protocol.window
 
 
 def test_a_part_of_the_network_is_never_turned_round() -> None:

@@ -35,6 +35,7 @@ from trope.models.pulse.head import WEIGHTS, part_scales, scale_features
 from trope.models.pulse.own import FEATURES
 from trope.models.recommender import SequentialRecommender
 from trope.runs import PULSE, read_json
+from trope.times import DAY
 
 MOMENTS = 4
 MOST_ITEMS = 16_384
@@ -42,6 +43,7 @@ MOST_ITEMS = 16_384
 MOST_CELLS = {"cpu": 1 << 22, "cuda": 1 << 26}
 LEAST_USERS, MOST_USERS = 700, 7_168
 EXPONENTS = (0.0, 0.2, 0.4)
+UNITS_IN_SPAN, LONGEST_UNIT = 50, 30 * DAY  # where no window says how old a model may be, see `age_unit`
 RIDGE = 1e-3  # on the weights; those of the cosines count in units of the training's temperature
 _BATCH = 128
 _KINDS: dict[str, Any] = {"best_epoch": int, "weights": dict, **{f"weights.{name}": list for name in WEIGHTS[:3]}}
@@ -68,6 +70,18 @@ class Asked(NamedTuple):
     weight_P: Tensor  # a user's positives together weigh one
 
 
+def age_unit(data: Sequences) -> int:
+    """Seconds after which a model is old: a holdout's window, which is what its fit can measure.
+
+    Where nothing is held out in time no age is fitted. But the readout must not stand still for ever: a calendar shop's
+    lists stayed in winter until March. So there a unit is a fiftieth of the training data's span, from a day to thirty.
+    """
+    if data.protocol.window is not None:
+        return data.protocol.window
+    span = data.time_span[1] - data.time_span[0]
+    return min(max(span // UNITS_IN_SPAN, DAY), LONGEST_UNIT)
+
+
 def fit_pulse(model: SequentialRecommender, data: Sequences, config: Config, seed: int) -> dict[str, Any]:
     """Fit the pulse of a trained model in place; returns its weights and what they gained, for `pulse.json`.
 
@@ -76,9 +90,7 @@ def fit_pulse(model: SequentialRecommender, data: Sequences, config: Config, see
     pulse, criterion = model.pulse, config.train.criterion
     assert pulse is not None
     is_holdout = data.protocol.name == "holdout"
-    if is_holdout:
-        assert data.protocol.window is not None
-        pulse.get_buffer("age_unit").fill_(data.protocol.window)
+    pulse.get_buffer("age_unit").fill_(age_unit(data))
     active = active_half_lives(data.times, data.time_span[1] - data.time_span[0])
     unit = grain(data.times)
     active += [len(HALF_LIVES) + place for place in pulse.periods if PERIODS[place] > unit]
