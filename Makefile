@@ -38,7 +38,7 @@ reproduce: setup
 quick: lint
 	$(BIN)/python -m pytest $(PARALLEL) --durations=3 $(QUICK)
 
-# Under seven minutes on two idle cores.
+# About eight minutes on two idle cores.
 test: lint unit
 
 lint: setup
