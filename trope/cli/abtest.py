@@ -113,11 +113,16 @@ def analyse(
         raise NotADirectoryError(f"--out {out} is a file; name a folder")
     if engine == "duckdb":
         memory = memory or "3GB"
+    is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     try:
         analysis = run(
             exposures, request, question, engine=engine, threads=threads, memory=memory, master=master, work=out
         )
+    except (ValueError, OSError):
+        if is_new and not any(out.iterdir()):
+            out.rmdir()  # made for what is computed on disk; a refused input leaves nothing behind
+        raise
     except KeyboardInterrupt:
         typer.secho("trope: interrupted; nothing was written", fg=typer.colors.RED, err=True)
         raise typer.Exit(130) from None

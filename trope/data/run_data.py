@@ -3,9 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from trope.data.protocols import Protocol as Split
 from trope.runs import OWN_DATA, read_data
+
+
+class Dataset(Protocol):
+    """What `Sequences` and `Stream` tell of themselves."""
+
+    path: Path
+    meta: dict[str, Any]
+    protocol: Split
+
+    @property
+    def num_items(self) -> int: ...
+
+    @property
+    def num_users(self) -> int: ...
+
+    @property
+    def num_events(self) -> int: ...
+
+
+def describe_data(data: Dataset) -> dict[str, Any]:
+    """What identifies a dataset, and its path. A run records it in data.json."""
+    return {
+        "path": str(data.path.resolve()),
+        "checksum": data.meta["checksum"],
+        "protocol": data.protocol.to_dict(),
+        "items": data.num_items,
+        "users": data.num_users,
+        "events": data.num_events,
+    }
 
 
 def folder_of_run(run: Path, path: Path | None) -> Path:

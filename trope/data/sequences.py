@@ -18,7 +18,7 @@ from trope.data import folder as files
 from trope.data.catalogue import write_catalogue
 from trope.data.checks import check_events, check_users, read_protocol
 from trope.data.protocols import Protocol
-from trope.data.run_data import check_run_data, folder_of_run
+from trope.data.run_data import check_run_data, describe_data, folder_of_run
 from trope.data.shard_files import read_arrays
 from trope.data.windows import (
     History,
@@ -126,14 +126,7 @@ class Sequences:
 
     def describe(self) -> dict[str, Any]:
         """What identifies the dataset, and its path. A run records it in data.json."""
-        return {
-            "path": str(self.path.resolve()),
-            "checksum": self.meta["checksum"],
-            "protocol": self.protocol.to_dict(),
-            "items": self.num_items,
-            "users": self.num_users,
-            "events": self.num_events,
-        }
+        return describe_data(self)
 
     def write_catalogue(self, folder: Path) -> None:
         """Copy the items' original ids and names into `folder`, so that a run can be served without the dataset.

@@ -22,7 +22,7 @@ from trope.data.ahead import Ahead
 from trope.data.catalogue import write_catalogue
 from trope.data.checks import check_shard, read_protocol
 from trope.data.protocols import Protocol
-from trope.data.run_data import check_run_data, folder_of_run
+from trope.data.run_data import check_run_data, describe_data, folder_of_run
 from trope.data.sequences import SPLITS, Sequences
 from trope.data.shard_files import read_shards, shard_sizes
 
@@ -86,15 +86,8 @@ class Stream:
         return moved
 
     def describe(self) -> dict[str, Any]:
-        """What identifies the dataset, and its path, as `Sequences.describe`."""
-        return {
-            "path": str(self.path.resolve()),
-            "checksum": self.meta["checksum"],
-            "protocol": self.protocol.to_dict(),
-            "items": self.num_items,
-            "users": self.num_users,
-            "events": self.num_events,
-        }
+        """As `Sequences.describe`."""
+        return describe_data(self)
 
     def write_catalogue(self, folder: Path) -> None:
         """Write the items' ids, names and counts in training, as `Sequences.write_catalogue`; one pass over all."""

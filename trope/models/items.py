@@ -23,7 +23,39 @@ _STD = 0.02
 _PIECE = 1 << 24
 
 
-class ItemTable(nn.Module):
+class TableRows(nn.Module):
+    """Rows that are trained outside of autograd, row 0 zero: a whole table's, or those of one process."""
+
+    weight: nn.Parameter
+
+    def unit_copy(self, dtype: torch.dtype, backend: Backend = "auto") -> Tensor:
+        """Unit vectors in another dtype, outside of autograd, [V + 1, E]: what `update` keeps current."""
+        return unit_vectors(self.weight.detach(), dtype, backend)
+
+    def gradient(self, scores: ScoreEntries, inputs: InputEntries, backend: Backend = "auto") -> Tensor:
+        """The gradient as a dense tensor [V + 1, E], for clipping and for several processes."""
+        return table_gradient(self.weight.detach(), scores, inputs, backend)
+
+    def update(
+        self,
+        moments: tuple[Tensor, Tensor],
+        unit_VE: Tensor,
+        scores: ScoreEntries,
+        inputs: InputEntries,
+        hyper: Tensor,
+        backend: Backend = "auto",
+    ) -> Tensor:
+        """Gradient and AdamW step of every row in one pass; returns the squared norm of the gradient, [1].
+
+        Args:
+            moments: AdamW's first and second moment, updated in place.
+            unit_VE: from `unit_copy`; receives the new rows' unit vectors.
+            hyper: lr, beta1, beta2, eps, weight_decay, step, on the device.
+        """
+        return update_table(self.weight.detach(), *moments, unit_VE, scores, inputs, hyper, backend)
+
+
+class ItemTable(TableRows):
     """Vectors of all items.
 
     Args:
@@ -59,10 +91,6 @@ class ItemTable(nn.Module):
         """Unit vectors of all items, float32 [V + 1, E]; row 0 is zero. Differentiable."""
         return F.normalize(self.weight.float(), dim=-1, eps=EPS)
 
-    def unit_copy(self, dtype: torch.dtype, backend: Backend = "auto") -> Tensor:
-        """Unit vectors in another dtype, outside of autograd, [V + 1, E]: what `update` keeps current."""
-        return unit_vectors(self.weight.detach(), dtype, backend)
-
     def score_entries(self, items: Tensor, coefs: Tensor, rows: Tensor, backend: Backend = "auto") -> ScoreEntries:
         """The loss's part of the gradient, sorted by item: entry e adds coefs[e] * rows[e // C] to its unit vector."""
         return ScoreEntries(*invert(items, self.num_items, backend), coefs, rows)
@@ -70,28 +98,6 @@ class ItemTable(nn.Module):
     def input_entries(self, items_T: Tensor, grad_TE: Tensor, backend: Backend = "auto") -> InputEntries:
         """The network input's part of the gradient, sorted by item."""
         return InputEntries(*invert(items_T, self.num_items, backend), grad_TE, self.scale)
-
-    def gradient(self, scores: ScoreEntries, inputs: InputEntries, backend: Backend = "auto") -> Tensor:
-        """The gradient as a dense tensor [V + 1, E], for clipping and for several processes."""
-        return table_gradient(self.weight.detach(), scores, inputs, backend)
-
-    def update(
-        self,
-        moments: tuple[Tensor, Tensor],
-        unit_VE: Tensor,
-        scores: ScoreEntries,
-        inputs: InputEntries,
-        hyper: Tensor,
-        backend: Backend = "auto",
-    ) -> Tensor:
-        """Gradient and AdamW step of every row in one pass; returns the squared norm of the gradient, [1].
-
-        Args:
-            moments: AdamW's first and second moment, updated in place.
-            unit_VE: from `unit_copy`; receives the new rows' unit vectors.
-            hyper: lr, beta1, beta2, eps, weight_decay, step, on the device.
-        """
-        return update_table(self.weight.detach(), *moments, unit_VE, scores, inputs, hyper, backend)
 
 
 def first_rows(num_items: int, width: int, first: int, last: int) -> Tensor:

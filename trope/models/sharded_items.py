@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from trope.kernels.backend import Backend
-from trope.kernels.table import InputEntries, ScoreEntries, table_gradient, unit_vectors, update_table
+from trope.kernels.table import InputEntries, ScoreEntries
 from trope.models.exchange import Route, Shard, find_route, gather_rows
-from trope.models.items import ItemTable, first_rows, row_entries
+from trope.models.items import ItemTable, TableRows, first_rows, row_entries
 
 
 class Fetched(NamedTuple):
@@ -32,8 +31,8 @@ class Fetched(NamedTuple):
     route: Route
 
 
-class ShardedItemTable(nn.Module):
-    """One rank's rows of the vectors of all items, and the way to the others.
+class ShardedItemTable(TableRows):
+    """One rank's rows of the vectors of all items, and the way to the others. Gradients and norms are of its own rows.
 
     Args:
         num_items: V, of all ranks.
@@ -71,26 +70,6 @@ class ShardedItemTable(nn.Module):
         grad_GE = fetched.route.gradients(grad_UE[1:])
         # Sorted by row in a stable way: a row's gradients are added in the order of the ranks.
         return row_entries(fetched.route.rows_G, grad_GE, len(self.weight) - 1)
-
-    def gradient(self, scores: ScoreEntries, inputs: InputEntries, backend: Backend = "auto") -> Tensor:
-        """The gradient of this rank's rows as a dense tensor, for clipping."""
-        return table_gradient(self.weight.detach(), scores, inputs, backend)
-
-    def unit_copy(self, dtype: torch.dtype, backend: Backend = "auto") -> Tensor:
-        """Unit vectors of this rank's rows; row 0 is zero."""
-        return unit_vectors(self.weight.detach(), dtype, backend)
-
-    def update(
-        self,
-        moments: tuple[Tensor, Tensor],
-        unit_VE: Tensor,
-        scores: ScoreEntries,
-        inputs: InputEntries,
-        hyper: Tensor,
-        backend: Backend = "auto",
-    ) -> Tensor:
-        """`ItemTable.update` of this rank's rows; the norm is that of their gradient alone."""
-        return update_table(self.weight.detach(), *moments, unit_VE, scores, inputs, hyper, backend)
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of all ranks' values, in place. Collective."""
