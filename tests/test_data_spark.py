@@ -200,13 +200,15 @@ def test_json_in_single_quotes_is_a_bad_row(tmp_path: Path) -> None:
 
 # A session of its own, since Spark sets its handler of Ctrl-C when one starts.
 _INTERRUPTED = """
-import os, signal, sys, threading
+import logging, os, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 from pathlib import Path
 from trope.data.engines.open import open_engine
 from trope.data.sources.description import Columns, Source
 try:
     with open_engine("spark", Source("log", "csv", Columns()), Path(sys.argv[1]), None, None, "local[1]") as engine:
+        for name in ("py4j.clientserver", "py4j.java_gateway"):  # now and then, as when a pipe breaks
+            logging.getLogger(name).error("Traceback")
         threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         engine._session.sql("SELECT count(*) FROM range(1000000000000) WHERE hash(id) = 3").collect()
 except KeyboardInterrupt:

@@ -34,6 +34,9 @@ from trope.data.sources.text import check_text
 
 _BROKEN = "_broken"
 
+# The loggers that py4j writes to, the root among them; a filter concerns only what is logged at its own logger.
+_PY4J_LOGGERS = (None, "py4j.java_gateway", "py4j.clientserver")
+
 
 class Spark:
     """A Spark session, the running one if there is one.
@@ -47,7 +50,8 @@ class Spark:
         self._own = SparkSession.getActiveSession() is None
         before = signal.getsignal(signal.SIGINT)
         if self._own:
-            logging.getLogger().addFilter(_is_not_py4j)
+            for name in _PY4J_LOGGERS:
+                logging.getLogger(name).addFilter(_is_not_py4j)
             builder = builder.config("spark.local.dir", str(work / "spill"))
             # The warehouse folder is never used, but Spark makes it where it is told.
             builder = builder.config("spark.sql.warehouse.dir", str(work / "warehouse"))
@@ -80,7 +84,8 @@ class Spark:
         if self._own:
             self._session.sparkContext.setLogLevel("OFF")  # tasks that Ctrl-C ends die noisily
             self._session.stop()
-            logging.getLogger().removeFilter(_is_not_py4j)
+            for name in _PY4J_LOGGERS:
+                logging.getLogger(name).removeFilter(_is_not_py4j)
 
     def errors(self) -> tuple[type[Exception], ...]:
         return (PySparkException, Py4JError, MemoryError)
@@ -255,7 +260,7 @@ def _dated(table: ir.Table, source: Source) -> ir.Table:
 
 def _is_not_py4j(record: logging.LogRecord) -> bool:
     """Whether a message is not py4j's, which logs a traceback for every Ctrl-C."""
-    return "py4j" not in Path(record.pathname).parts
+    return not record.name.startswith("py4j") and "py4j" not in Path(record.pathname).parts
 
 
 def _identifier(name: str) -> str:
