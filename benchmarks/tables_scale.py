@@ -75,9 +75,26 @@ def ranks_killed() -> str:
     return markdown(header, lines)
 
 
+def prepared() -> str:
+    """Generated logs prepared as shards under a limit on memory."""
+    lines = []
+    for name in ("prepare-158m-sharded", "prepare-1b"):
+        found = json.loads((ROOT / "results" / f"{name}.json").read_text())
+        lines.append(
+            [f"{found['rows'] / 1e6:,.0f}", f"{found['kept']['users'] / 1e6:,.1f}", str(found["shards"]),
+             f"{found['wall_s'] / 60:.1f}", f"{found['cpu_s'] / 60:.1f}", f"{found['limit_gib']:g}",
+             f"{found['peak_resident_gib']:.2f}", f"{found['most_disk_bytes'] / 1e9:.0f}",
+             f"{found['load_before']:.1f}"]
+        )  # fmt: skip
+    header = ["M events", "M users", "shards", "minutes", "CPU minutes", "limit GiB", "peak GiB", "disk GB, at most",
+              "load before"]  # fmt: skip
+    return markdown(header, lines)
+
+
 SCALE = {
     "scale-own": lambda: scale(False),
     "scale-shared": lambda: scale(True),
     "ranks": ranks,
     "ranks-killed": ranks_killed,
+    "prepared": prepared,
 }
