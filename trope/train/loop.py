@@ -32,6 +32,7 @@ from trope.evaluate.streamed import evaluate
 from trope.models.recommender import SequentialRecommender
 from trope.runs import BEST, COUNTING, METRICS, PULSE, REFIT, RunLock, open_run, seal, write_json
 from trope.train import checkpoint
+from trope.train.block_order import Cursor
 from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
 from trope.train.log import RunLog
@@ -67,7 +68,7 @@ def train(
     """Train a model into the run folder `out`; returns what metrics.json holds.
 
     Args:
-        data: a prepared dataset; a stream of one trains within its memory, and has no pulse, refit or counting.
+        data: a prepared dataset; a stream of one trains within its memory, and has no pulse or counting.
         device: auto, cpu, cuda, or one GPU such as cuda:1.
         resume: continue the run in `out`, or begin it where there is none yet.
         progress: show a bar.
@@ -83,11 +84,9 @@ def train(
         run, config = Path(out), config.resolved
         if isinstance(data, Stream):
             check_streamed(config)
-        elif config.model.pulse and data.validates_on_test:
+        if config.model.pulse and data.validates_on_test:
             data = data.with_own_validation()
-        all_data = None
-        if config.train.refit and isinstance(data, Sequences):
-            all_data = data.with_validation()  # first: not every protocol can
+        all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
         trainer = Trainer(data, config, run, group, resume, None, lock)
         trainer.run(stop, checkpoint_seconds, progress)
         chosen, seconds = trainer.state, trainer.state.seconds
@@ -99,6 +98,8 @@ def train(
             factors = chosen.factors[: chosen.best_epoch]
             if progress and group.is_first:
                 tqdm.write(f"refit: {chosen.best_epoch} epochs, as validation chose, with its events too")
+            if isinstance(all_data, Stream) and chosen.cursor is not None:
+                all_data = all_data.in_blocks_of(Cursor(*chosen.cursor).window)  # however much memory there is now
             trainer = Trainer(all_data, config, run / REFIT, group, True, factors)
             trainer.run(stop, checkpoint_seconds, progress)
             trainer.take_pulse(run, chosen.best_epoch)
@@ -150,7 +151,7 @@ class Trainer:
         # Processes that have the item table's rows between them save and publish together.
         self.sharers = group if is_sharded(config, group) else None
         shard = None if self.sharers is None else (group.rank, group.size)
-        self.model = SequentialRecommender(config, data.num_items, data.time_span, shard).to(group.device)
+        self.model = SequentialRecommender(config, data.num_items, self.data.time_span, shard).to(group.device)
         self.optimizer = make_optimizer(self.model, config)
         self._first_rates = [float(entry["lr"]) for entry in self.optimizer.param_groups]
         self.plateau = ReduceLROnPlateau(

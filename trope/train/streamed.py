@@ -250,5 +250,3 @@ def check_streamed(config: Config) -> None:
             "the pulse counts all events in the order of time, which a stream has not; add --set model.pulse=false, or "
             "leave out --memory"
         )
-    if config.train.refit:
-        raise ValueError("a stream cannot be refitted; add --set train.refit=false, or leave out --memory")
