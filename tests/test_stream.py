@@ -310,11 +310,7 @@ def test_two_processes_stream_to_the_losses_of_one(path: Path, tmp_path: Path) -
     assert logs[0] == pytest.approx(logs[1], rel=1e-5) and len(logs[0]) == 1
 
 
-def test_what_a_stream_cannot_do_is_one_line(path: Path, tmp_path: Path) -> None:
-    stream = Stream.open(path, MUCH)
-    with pytest.raises(ValueError, match=r"model\.pulse=false"):
-        train(stream, tiny("model.pulse=true"), tmp_path / "run", "cpu", progress=False)
-    assert not (tmp_path / "run").exists()
+def test_a_dataset_without_shards_is_one_line(path: Path, tmp_path: Path) -> None:
     whole = prepared(path.parent / "log.parquet", tmp_path / "whole")
     with pytest.raises(ValueError, match="has no shards"):
         Stream.open(whole.path, MUCH)

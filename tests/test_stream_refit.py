@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from data_logs import loose, prepared, random_log, write_parquet
-from streams import ALONE, MUCH, BlockFeed, memory_for
+from streams import ALONE, MUCH, BlockFeed, memory_for, train_in_memory
 from test_stream import same_work
 from training import one_thread, tiny, weights
 
-from trope.config import Config
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
@@ -36,22 +35,6 @@ def sharded(folder: Path, protocol: str) -> Path:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sharded(tmp_path_factory.mktemp("refit"), "loo-strict")
-
-
-def train_in_memory(path: Path, config: Config, memory: int, run: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
-    """Train with all data in memory, in the order of a stream within `memory` bytes."""
-
-    def make_feed(data: Sequences, config: Config, group: object) -> BlockFeed:
-        stream = Stream.open(path, memory)
-        if not data.can_evaluate("valid"):
-            stream = stream.with_validation()
-        like = StreamFeed(stream, config, ALONE)
-        like.close()
-        return BlockFeed(data, config, like)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "make_feed", make_feed)
-        return train(Sequences.load(path), config, run, "cpu", progress=False)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -21,8 +21,10 @@ from torch import Tensor
 
 from trope.data import folder as files
 from trope.data.ahead import Ahead
+from trope.data.by_time import EventRuns
 from trope.data.catalogue import write_catalogue
 from trope.data.checks import check_shard, read_protocol
+from trope.data.in_time import InTime
 from trope.data.protocols import Protocol
 from trope.data.recut import check_refit, own_validation, validation_as_training
 from trope.data.run_data import check_run_data, describe_data, folder_of_run
@@ -66,6 +68,8 @@ class Stream:
         self._trains_on_validation = False
         self._span: tuple[int, int] | None = None
         self._unseen = set(range(len(self.sizes))) if verify else set()
+        self._runs: list[EventRuns] = []  # one, once it was asked for; shared by copies
+        self._verify = verify
 
     @classmethod
     def open(cls, path: str | Path, memory: int, verify: bool = True) -> Stream:
@@ -171,6 +175,14 @@ class Stream:
                 f"{say_bytes(self.memory)}; allow more, or prepare it with fewer --shard-users"
             )
         return min(fitting, self.most_shards)
+
+    def in_time(self, split: str) -> InTime:
+        """The events of the histories of `valid`, which are the training events, or of `test`, in the order of time."""
+        if not self._runs:
+            self._runs.append(EventRuns(self.path, self.meta, self._verify))
+        # Where validation is the test, training holds all before it.
+        with_validation = split == "test" or self._trains_on_validation or self.validates_on_test
+        return InTime(self._runs[0], with_validation, self.device)
 
     def read(self, shards: Sequence[int], names: Collection[str] = _NAMES, spare: int = 0) -> Block:
         """Some shards, one behind the other, on the host; who uses a block moves it to `device`, not this thread.

@@ -68,7 +68,7 @@ def train(
     """Train a model into the run folder `out`; returns what metrics.json holds.
 
     Args:
-        data: a prepared dataset; a stream of one trains within its memory, and has no pulse or counting.
+        data: a prepared dataset; a stream of one trains within its memory, and has no control "MODEL + counting".
         device: auto, cpu, cuda, or one GPU such as cuda:1.
         resume: continue the run in `out`, or begin it where there is none yet.
         progress: show a bar.
@@ -83,7 +83,7 @@ def train(
     with process_group(device) as group, reproducible(group.device), stop_signals() as stop, RunLock() as lock:
         run, config = Path(out), config.resolved
         if isinstance(data, Stream):
-            check_streamed(config)
+            check_streamed(data, config)
         if config.model.pulse and data.validates_on_test:
             data = data.with_own_validation()
         all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
@@ -286,7 +286,6 @@ class Trainer:
             with written_into(run):
                 model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
                 seed = seed_for(self.config.train.seed, "pulse")
-                assert isinstance(self.data, Sequences), "a stream has no pulse"
                 found = fit_pulse(model, self.data, self.config, seed)
                 keep_counts(model, self.data)
                 write_json(run / PULSE, seal({"best_epoch": epoch, **found}))
@@ -298,7 +297,7 @@ class Trainer:
         run, epoch = self.run_folder, self.state.best_epoch
         # A refitted model has seen the validation events: what was not chosen before is not chosen then.
         if not isinstance(self.data, Sequences):
-            return  # it counts all events in the order of time, which a stream has not
+            return  # a stream has no such control
         if self.group.is_first and not self._may_be_refitted and read_counting(run, epoch) is None:
             with written_into(run):
                 model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
@@ -312,7 +311,6 @@ class Trainer:
         found = read_pulse(run, epoch) if self.config.model.pulse else None
         if found is not None:
             assert self.model.pulse is not None
-            assert isinstance(self.data, Sequences), "a stream has no pulse"
             self.model.pulse.take_weights(found["weights"])
             keep_counts(self.model, self.data)
 

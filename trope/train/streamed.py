@@ -243,10 +243,7 @@ def make_feed(data: Sequences | Stream, config: Config, group: Group) -> Feed:
     return StreamFeed(data, config, group) if isinstance(data, Stream) else Feed(data, config, group)
 
 
-def check_streamed(config: Config) -> None:
-    """Refuse what a stream cannot train: what counts all events in the order of time, or cuts them anew."""
+def check_streamed(stream: Stream, config: Config) -> None:
+    """Refuse now what a stream cannot do when training has ended."""
     if config.model.pulse:
-        raise ValueError(
-            "the pulse counts all events in the order of time, which a stream has not; add --set model.pulse=false, or "
-            "leave out --memory"
-        )
+        stream.in_time("test")
