@@ -17,6 +17,7 @@ from trope.times import DAY, YEAR
 
 PERIODS = (DAY, 7 * DAY, YEAR)
 BINS = 32
+_FEW = 16  # events are few where there are so many bins for each
 ENOUGH = 1.5
 """How often a period must lie in the training data."""
 
@@ -42,7 +43,7 @@ class SeasonCounts:
             bins_N = times_N % PERIODS[place] * BINS // PERIODS[place]
             size = self.bins_PGV.shape[2]
             flat, places_N = self.bins_PGV[row].view(-1), bins_N * size + items_N.long()
-            if len(places_N) < len(flat):  # few events in a large catalogue: only the bins that they are in
+            if _FEW * len(places_N) < len(flat):  # only the bins that they are in
                 places_N, counts_N = torch.unique(places_N, return_counts=True)
                 flat[places_N] += counts_N
             else:
