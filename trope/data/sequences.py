@@ -19,7 +19,7 @@ from trope.data.catalogue import write_catalogue
 from trope.data.checks import check_events, check_users, read_protocol
 from trope.data.protocols import Protocol
 from trope.data.recut import check_refit, own_validation, validation_as_training
-from trope.data.run_data import check_run_data, describe_data, folder_of_run
+from trope.data.run_data import check_run_data, describe_data, folder_of_run, ids_of
 from trope.data.shard_files import read_arrays
 from trope.data.windows import (
     History,
@@ -227,13 +227,7 @@ class Sequences:
 
     def ids(self, name: str) -> files.Ids | None:
         """Original `user_ids`, `item_ids` (position 0 is dense item 1), `item_names` or `basket_ids`, if stored."""
-        found = files.read_ids(self.path, name, self.meta)
-        expected = {"user_ids": self.num_users, "item_ids": self.num_items, "item_names": self.num_items}
-        if found is not None and len(found) != expected.get(name, len(found)):
-            raise ValueError(
-                f"{self.path} has {len(found):,} {name}, expected {expected[name]:,}; prepare the data again"
-            )
-        return found
+        return ids_of(self, name)
 
     def train_windows(self, max_len: int, stride: int | None = None, lengths: torch.Tensor | None = None) -> Windows:
         """Windows of up to `max_len` + 1 training events.

@@ -27,7 +27,7 @@ from trope.data.checks import check_shard, read_protocol
 from trope.data.in_time import InTime
 from trope.data.protocols import Protocol
 from trope.data.recut import check_refit, own_validation, validation_as_training
-from trope.data.run_data import check_run_data, describe_data, folder_of_run
+from trope.data.run_data import check_run_data, describe_data, folder_of_run, ids_of
 from trope.data.sequences import SPLITS, Sequences
 from trope.data.shard_files import read_shards, shard_sizes
 
@@ -72,19 +72,21 @@ class Stream:
         self._verify = verify
 
     @classmethod
-    def open(cls, path: str | Path, memory: int, verify: bool = True) -> Stream:
-        """Open a folder made by `trope prepare --shard-users`."""
+    def open(cls, path: str | Path, memory: int | None, verify: bool = True) -> Stream:
+        """Open a folder made by `trope prepare --shard-users`. memory: None for what two of its shards take."""
         path = Path(path)
         meta = files.read_meta(path)
         read_protocol(path, meta)
         if not files.is_sharded(meta):
             raise ValueError(f"{path} has no shards, so it is loaded as a whole; prepare it with --shard-users")
-        stream = cls(path, meta, memory, verify=verify)
+        stream = cls(path, meta, memory or 0, verify=verify)
+        if memory is None:
+            stream.memory = 2 * max(EVENT_BYTES * size.events + USER_BYTES * size.users for size in stream.sizes)
         stream.window()  # refuse now what cannot be read later
         return stream
 
     @classmethod
-    def of_run(cls, run: Path, memory: int, path: Path | None = None) -> Stream:
+    def of_run(cls, run: Path, memory: int | None, path: Path | None = None) -> Stream:
         """Open the dataset that a run was trained on; another one is refused. path: where it is, if it has moved."""
         path = folder_of_run(run, path)
         found = cls.open(path, memory)
@@ -119,6 +121,10 @@ class Stream:
     def describe(self) -> dict[str, Any]:
         """As `Sequences.describe`."""
         return describe_data(self)
+
+    def ids(self, name: str) -> files.Ids | None:
+        """As `Sequences.ids`; all of them are in memory."""
+        return ids_of(self, name)
 
     def write_catalogue(self, folder: Path) -> None:
         """Write the items' ids, names and counts in training, as `Sequences.write_catalogue`; one pass over all."""
@@ -228,6 +234,13 @@ class Stream:
         arrays = {name: files.read_array(folder, name, meta) for name in files.ARRAYS if name in meta["arrays"]}
         check_shard(folder, self.num_items, arrays, self.protocol)
         self._unseen.discard(number)
+
+
+def data_of_run(run: Path, path: Path | None = None) -> Sequences | Stream:
+    """The dataset that a run was trained on, for who needs some users at a time: a sharded one stays on disk."""
+    if files.is_sharded(files.read_meta(folder_of_run(run, path))):
+        return Stream.of_run(run, None, path)
+    return Sequences.of_run(run, path)
 
 
 def parse_bytes(text: str, flag: str) -> int:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trope.data.pick import Part, join
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
-from trope.data.windows import flatten_ranges
 
 View = Callable[[Sequences], Sequences]
 """The same users and events under other splits."""
@@ -62,56 +62,24 @@ def _draw_of_stream(
     rising = [places_D.sort() for places_D in drawn]
     done = [0] * len(views)  # users of each view's split in the blocks before
 
-    def take(user: int, block: Sequences) -> _Part:
+    def take(user: int, block: Sequences) -> tuple[Part, list[Tensor]]:
         chosen = []
         for number, view in enumerate(views):
-            users = view(block).eval_users(split)
-            first, last = torch.searchsorted(
-                rising[number].values, torch.tensor([done[number], done[number] + len(users)])
-            )
-            places_D = rising[number].values[first:last] - done[number]
-            chosen.append(users[places_D.to(users.device)])
+            users, places_D = view(block).eval_users(split), rising[number].values
+            low, high = torch.searchsorted(places_D, torch.tensor([done[number], done[number] + len(users)])).tolist()
+            chosen.append(users[(places_D[low:high] - done[number]).to(users.device)])
             done[number] += len(users)
-        return _Part.of(block, torch.unique(torch.cat(chosen)), chosen, user)
+        return Part.of(block, torch.unique(torch.cat(chosen)), user), [each + user for each in chosen]
 
-    parts = list(stream.over_blocks(take))
-    lengths_U = torch.cat([part.lengths_U for part in parts])
-    store = Sequences(
-        stream.path,
-        stream.meta,
-        {
-            "items": torch.cat([part.items_N for part in parts]),
-            "times": torch.cat([part.times_N for part in parts]),
-            "offsets": torch.cat((lengths_U.new_zeros(1), lengths_U.cumsum(0))),
-            "splits": torch.cat([part.splits_4U for part in parts], dim=1),
-        },
-    )
-    users_U, found = torch.cat([part.users_U for part in parts]), []
+    taken = list(stream.over_blocks(take))
+    parts = [part for part, _ in taken]
+    store, users_U, found = join(stream, parts), torch.cat([part.users_U for part in parts]), []
     for number, view in enumerate(views):
-        taken_D = torch.cat([part.chosen[number] for part in parts])
-        users_D = torch.empty_like(taken_D)
-        users_D[rising[number].indices.to(taken_D.device)] = torch.searchsorted(users_U, taken_D)  # as they were drawn
+        chosen_D = torch.cat([chosen[number] for _, chosen in taken])
+        users_D = torch.empty_like(chosen_D)
+        users_D[rising[number].indices.to(chosen_D.device)] = torch.searchsorted(
+            users_U, chosen_D
+        )  # as they were drawn
         data = view(store)
         found.append(Drawn(data, _by_moment(data, split, users_D)))
     return found
-
-
-class _Part(NamedTuple):
-    """What is taken out of a block: users by their number in the dataset, their events, and whom each view drew."""
-
-    users_U: Tensor
-    lengths_U: Tensor
-    items_N: Tensor
-    times_N: Tensor
-    splits_4U: Tensor
-    chosen: list[Tensor]
-
-    @classmethod
-    def of(cls, block: Sequences, users_U: Tensor, chosen: list[Tensor], first: int) -> _Part:
-        """users_U, chosen: numbers in the block, whose first user is `first` in the dataset."""
-        begins, ends = block.offsets[users_U], block.offsets[users_U + 1]
-        places_N = flatten_ranges(begins, ends).places_T
-        cuts = (block.train_end, block.valid_end, block.test_start, block.test_end)
-        splits_4U = torch.stack([cut[users_U] for cut in cuts])
-        numbers = [each + first for each in chosen]
-        return cls(users_U + first, ends - begins, block.items[places_N], block.times[places_N], splits_4U, numbers)
