@@ -33,6 +33,7 @@ from trope.evaluate import evaluation
 from trope.evaluate.streamed import evaluate
 from trope.kernels.batch import BatchShape, gather_batch
 from trope.models.recommender import SequentialRecommender
+from trope.runs import REFIT
 from trope.train import loop
 from trope.train.balance import token_part
 from trope.train.block_order import Cursor, epoch_order, whole_order
@@ -295,19 +296,25 @@ def test_a_run_trains_stops_and_goes_on_with_the_next_batch(path: Path, tmp_path
 
 
 def test_two_processes_stream_to_the_losses_of_one(path: Path, tmp_path: Path) -> None:
-    settings = (*SIZE, "model.dropout=0.0", "train.epochs=1", "train.batch=15")
-    memory = memory_for(path, 2, tiny("train.batch=15"))
+    """With the pulse and the refit, which the first process fits and everybody trains."""
+    settings = (*SIZE, "model.dropout=0.0", "train.epochs=1", "train.batch=15", "train.refit=true")
+    memory = memory_for(path, 2, tiny("train.batch=15", model="trope"))
     words = [word for setting in settings for word in ("--set", setting)]
-    words += ["--model", "hstu-trope", "--device", "cpu", "--no-progress", "--memory", str(memory)]
+    words += ["--model", "trope", "--device", "cpu", "--no-progress", "--memory", str(memory)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     logs = []
     for name, launcher in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])):
         command = [sys.executable, *launcher, "-m", "trope", "train", str(path), *words, "--out", str(tmp_path / name)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        lines = (tmp_path / name / "log.jsonl").read_text().splitlines()
-        logs.append([row["epoch_loss"] for row in map(json.loads, lines) if "epoch_loss" in row])
-    assert logs[0] == pytest.approx(logs[1], rel=1e-5) and len(logs[0]) == 1
+        folders = tmp_path / name, tmp_path / name / REFIT
+        rows = [json.loads(line) for run in folders for line in (run / "log.jsonl").read_text().splitlines()]
+        logs.append([row["epoch_loss"] for row in rows if "epoch_loss" in row])
+    assert logs[0] == pytest.approx(logs[1], rel=1e-5) and len(logs[0]) == 2
+    models = [SequentialRecommender.from_pretrained(tmp_path / name / "best") for name in ("one", "two")]
+    counts = [model.pulse.get_buffer("counts") for model in models if model.pulse is not None]
+    torch.testing.assert_close(*counts)
+    assert float(counts[0].sum()) > 0
 
 
 def test_a_dataset_without_shards_is_one_line(path: Path, tmp_path: Path) -> None:

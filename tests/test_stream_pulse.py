@@ -14,8 +14,10 @@ from data_logs import START, loose, prepared, write_parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import MUCH, memory_for, train_in_memory
-from training import one_thread, tiny
+from training import SIZE, one_thread, tiny
+from typer.testing import CliRunner
 
+from trope.cli.main import app
 from trope.data import by_time
 from trope.data.by_time import EventRuns, sort_by_time
 from trope.data.folder import BY_TIME, checksum_of, shard_folder
@@ -239,3 +241,20 @@ def test_a_shard_of_test_events_alone_has_none_by_time() -> None:
     cuts = Splits(*(np.array(each, np.int32) for each in ([0], [0], [0], [2])))
     found = sort_by_time(np.array([3, 4]), np.array([7, 8]), np.array([0, 2]), cuts, Protocol("holdout", 5, 2))
     assert all(len(values) == 0 for values in found.values()) and found[BY_TIME[0]].dtype == np.int32
+
+
+def test_the_commands_train_evaluate_and_recommend(path_of: Callable[[str], Path], tmp_path: Path) -> None:
+    run, words = tmp_path / "run", ["--device", "cpu", "--memory", "1MB"]
+    chosen = [word for setting in (*SIZE, "train.epochs=1", "train.refit=true") for word in ("--set", setting)]
+    told = ["train", str(path_of("holdout")), "--out", str(run), "--model", "trope", "--no-progress", *words, *chosen]
+    done = CliRunner().invoke(app, told)
+    assert done.exit_code == 0, done.output
+    trained = json.loads((run / "metrics.json").read_text())["test"]
+    done = CliRunner().invoke(app, ["evaluate", str(run), *words, "--json", str(tmp_path / "out.json")])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "out.json").read_text())["metrics"]["run"] == trained
+    done = CliRunner().invoke(app, ["evaluate", str(run), "--device", "cpu", "--json", str(tmp_path / "whole.json")])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "whole.json").read_text())["metrics"]["run"] == pytest.approx(trained)
+    done = CliRunner().invoke(app, ["recommend", str(run), "--user", "7", "--at", str(START + 41 * DAY)])
+    assert done.exit_code == 0 and "user 7" in done.output, done.output
