@@ -195,8 +195,8 @@ class Stream:
 
         names: which arrays; those left out are empty. spare: room for so many events more.
         """
-        for number in self._unseen.intersection(shards):
-            self._check(number)
+        for number in shards:
+            self.check(number)
         arrays = read_shards(self.path, self.meta, shards, names, spare, verify=False)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         for cut in self._cuts:
@@ -229,18 +229,26 @@ class Stream:
                 yield result
                 user += users
 
-    def _check(self, number: int) -> None:
+    def check(self, number: int) -> None:
+        """Refuse a damaged shard; the first time only."""
+        if number not in self._unseen:
+            return
         folder, meta = files.shard_folder(self.path, number), {"arrays": self.meta["shards"][number]}
         arrays = {name: files.read_array(folder, name, meta) for name in files.ARRAYS if name in meta["arrays"]}
         check_shard(folder, self.num_items, arrays, self.protocol)
         self._unseen.discard(number)
 
 
+def open_dataset(path: Path) -> Sequences | Stream:
+    """A dataset for who needs some users at a time: a sharded one stays on disk."""
+    return Stream.open(path, None) if files.is_sharded(files.read_meta(path)) else Sequences.load(path)
+
+
 def data_of_run(run: Path, path: Path | None = None) -> Sequences | Stream:
-    """The dataset that a run was trained on, for who needs some users at a time: a sharded one stays on disk."""
-    if files.is_sharded(files.read_meta(folder_of_run(run, path))):
-        return Stream.of_run(run, None, path)
-    return Sequences.of_run(run, path)
+    """The same of the dataset that a run was trained on; another one is refused."""
+    found = open_dataset(folder_of_run(run, path))
+    check_run_data(run, found.path, found.meta)
+    return found
 
 
 def parse_bytes(text: str, flag: str) -> int:
