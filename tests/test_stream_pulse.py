@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import on_gpu
 from data_logs import START, loose, prepared, write_parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -203,6 +204,22 @@ def test_the_recommended_preset_trains_on_a_stream(
     for (name, value), other in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
         torch.testing.assert_close(value, other, rtol=1e-4, atol=1e-5, msg=name)
     assert models[0].pulse.is_fitted and int(models[0].pulse.get_buffer("counted_until")) == models[0].time_span[1] + 1
+
+
+@on_gpu
+def test_the_fit_and_the_ranks_on_a_gpu_are_those_of_a_store_in_memory(path_of: Callable[[str], Path]) -> None:
+    config = tiny(model="trope")
+    for protocol in ("loo-strict", "holdout"):
+        path, found = path_of(protocol), []
+        for store in (Stream.open(path, memory_for(path, 2, config)).to("cuda"), Sequences.load(path).to("cuda")):
+            torch.manual_seed(0)
+            model = SequentialRecommender(config, store.num_items, store.time_span).to("cuda")
+            fit_pulse(model, store, config, seed=5)
+            keep_counts(model, store)
+            found.append((model.pulse.weights(), evaluate(model, store, "test", "none", 8).metrics))
+        assert found[0][1] == pytest.approx(found[1][1], abs=0.02)
+        for name, weights in found[0][0].items():
+            torch.testing.assert_close(torch.tensor(weights), torch.tensor(found[1][0][name]), rtol=1e-2, atol=1e-2)
 
 
 def test_a_dataset_without_events_by_time_is_refused_before_training(

@@ -41,7 +41,7 @@ from trope.train.process import StopRequest, reproducible, stop_signals
 from trope.train.pulse import fit_pulse, keep_counts, read_pulse
 from trope.train.step import seed_for
 from trope.train.stepper import Stepper, is_sharded
-from trope.train.streamed import StreamFeed, check_streamed, make_feed
+from trope.train.streamed import STREAM_PATIENCE, StreamFeed, check_streamed, make_feed
 
 LOG_EVERY = 50
 LEAST_EPOCHS = 10  # the paper's
@@ -80,7 +80,9 @@ def train(
         BlockingIOError: if another process trains into `out`.
         OSError: if the folder cannot be written, as when the disk is full.
     """
-    with process_group(device) as group, reproducible(group.device), stop_signals() as stop, RunLock() as lock:
+    # Of a stream, the first process counts all events for the pulse while the others wait.
+    wait = STREAM_PATIENCE if isinstance(data, Stream) else None
+    with process_group(device, wait) as group, reproducible(group.device), stop_signals() as stop, RunLock() as lock:
         run, config = Path(out), config.resolved
         if isinstance(data, Stream):
             check_streamed(data, config)

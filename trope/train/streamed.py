@@ -10,6 +10,7 @@ Shapes: B batch, W windows of a block, N events.
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,8 @@ from trope.train.step import Feed, seed_for
 _WINDOW_BYTES = 128
 # Of an event, to find and draw the targets of next-moment.
 _MOMENT_BYTES = 96
+STREAM_PATIENCE = timedelta(hours=6)
+"""How long a process waits for the first one, which fits the pulse: several passes over all events."""
 
 
 class Held(NamedTuple):
