@@ -295,9 +295,14 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def streamed() -> dict[str, Any]:
-    """What `benchmarks/streaming.py` measured."""
-    return json.loads((ROOT / "results" / "streaming.json").read_text())
+def streamed(name: str = "streaming") -> dict[str, Any]:
+    """What `benchmarks/streaming.py` measured, or `benchmarks/streaming_pulse.py`."""
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def pulse_streamed(part: str) -> str:
+    """Seconds of a part of what `benchmarks/streaming_pulse.py` did."""
+    return f"{streamed('streaming-pulse')['seconds'][part]:.0f}"
 
 
 VALUES: dict[str, Callable[[], str]] = {
@@ -312,6 +317,14 @@ VALUES: dict[str, Callable[[], str]] = {
     "stream-speed": lambda: f"{100 * streamed()['stream_over_memory']:.0f}",
     "stream-cpu": lambda: f"{100 * streamed()['cpu_stream_over_memory']:.0f}",
     "stream-load": lambda: f"{streamed()['load_before']:.1f}",
+    "pulse-stream-events": lambda: f"{streamed('streaming-pulse')['events'] / 1e6:,.0f}",
+    "pulse-stream-over": lambda: f"{streamed('streaming-pulse')['events_over_limit']:.1f}",
+    "pulse-stream-limit": lambda: f"{streamed('streaming-pulse')['limit_bytes'] / 2**30:.2f}",
+    "pulse-stream-peak": lambda: f"{streamed('streaming-pulse')['peak_anonymous_gib']:.2f}",
+    "pulse-stream-fit": lambda: pulse_streamed("fit of the pulse"),
+    "pulse-stream-kept": lambda: pulse_streamed("counts that are kept"),
+    "pulse-stream-test": lambda: pulse_streamed("ranks of the test users"),
+    "pulse-stream-load": lambda: f"{streamed('streaming-pulse')['load_before']:.1f}",
 }
 
 

@@ -30,10 +30,11 @@ from trope.evaluate.baselines import (
     chosen_half_lives,
     half_lives,
 )
-from trope.evaluate.evaluation import EvalResult, evaluate, rank_users, some_users
+from trope.evaluate.evaluation import EvalResult, evaluate, rank_users
 from trope.evaluate.live import Counting
 from trope.evaluate.metrics import Places, average, per_user
-from trope.models.pulse import HALF_LIVES, CountStream
+from trope.evaluate.some_users import some_users
+from trope.models.pulse import HALF_LIVES, CountStream, SortedEvents
 from trope.models.recommender import SequentialRecommender
 from trope.times import DAY, HOUR, say_short
 from trope.train import checkpoint
@@ -223,8 +224,8 @@ def test_counts_need_no_sorted_events() -> None:
     order = torch.argsort(times, stable=True)
     lives, moments = torch.tensor([900.0]), torch.tensor([8, 41, 2_000])
     for shares in zip(
-        CountStream(items, times, lives, 3).at(moments),
-        CountStream(items[order], times[order], lives, 3).at(moments),
+        CountStream(SortedEvents(items, times), lives, 3).at(moments),
+        CountStream(SortedEvents(items[order], times[order]), lives, 3).at(moments),
         strict=True,
     ):
         assert torch.equal(*shares)

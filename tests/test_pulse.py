@@ -28,6 +28,7 @@ from trope.models.pulse import (
     DecayedCounts,
     LiveCounts,
     Pulse,
+    SortedEvents,
     active_half_lives,
     own_items,
 )  # fmt: skip
@@ -70,7 +71,7 @@ def shares_of(counts: list[float]) -> list[float]:
 def test_counts_are_those_of_a_sum_over_events() -> None:
     items, times = some_events(0)
     times[:5] = START + DAY  # events at the very moment do not count at it
-    stream = CountStream(items, times, torch.tensor([3_600.0, DAY]), num_items=5)
+    stream = CountStream(SortedEvents(items, times), torch.tensor([3_600.0, DAY]), num_items=5)
     moments = [START, START + DAY, START + DAY + 1, START + 2 * DAY, START + 2 * DAY, START + 9 * DAY]
     for moment, shares_KV in zip(moments, stream.at(torch.tensor(moments)), strict=True):
         for k, half_life in enumerate((3_600.0, DAY)):
@@ -103,7 +104,9 @@ def test_what_sold_a_year_ago_in_the_coming_weeks_counts() -> None:
     """An item of December, asked about on the last of November, a year later."""
     december = START // DAY * DAY + torch.arange(30) * DAY
     items, times = torch.tensor([1] * 30 + [2] * 60), torch.cat((december, december - 150 * DAY, december - 90 * DAY))
-    stream = CountStream(items, times, torch.tensor([DAY * 30.0]), num_items=3, periods=known_periods(600 * DAY))
+    stream = CountStream(
+        SortedEvents(items, times), torch.tensor([DAY * 30.0]), num_items=3, periods=known_periods(600 * DAY)
+    )
     (shares,) = stream.at(torch.tensor([int(december[0]) + 364 * DAY]))
     year = shares[1 + PERIODS.index(max(PERIODS))]
     assert shares.shape == (1 + len(PERIODS), 4) and year[1] > year[2] + 1 and year[1] > year[3] + 1
@@ -384,13 +387,13 @@ def test_what_nobody_has_told_is_expected_from_the_year() -> None:
         return torch.where(times % YEAR < YEAR // 2, 1, 2), times
 
     half_lives, end = torch.tensor(HALF_LIVES, dtype=torch.float64), 3 * YEAR
-    told = CountStream(*sold(end), half_lives, 2, [PERIODS.index(YEAR)])
+    told = CountStream(SortedEvents(*sold(end)), half_lives, 2, [PERIODS.index(YEAR)])
     next(told.at(torch.tensor([end])))
     assert told.seasons is not None
     live = LiveCounts(told.counts, told.seasons, since=0)
     for part in (0.2, 0.45, 0.6, 0.9, 1.3):
         moment = end + int(part * YEAR)
-        truth = CountStream(*sold(moment), half_lives, 2, [PERIODS.index(YEAR)])
+        truth = CountStream(SortedEvents(*sold(moment)), half_lives, 2, [PERIODS.index(YEAR)])
         expected = next(truth.at(torch.tensor([moment])))
         # Half-lives from four hours on; a shorter one counts less than one event.
         torch.testing.assert_close(live.log_shares(moment)[2:].exp(), expected[2:].exp(), atol=0.06, rtol=0)
@@ -398,7 +401,9 @@ def test_what_nobody_has_told_is_expected_from_the_year() -> None:
 
 def test_without_a_year_counts_stand_still() -> None:
     items, times = torch.tensor([1, 2, 2]), torch.tensor([0, 10 * DAY, 20 * DAY])
-    told = CountStream(items, times, torch.tensor(HALF_LIVES, dtype=torch.float64), 2, known_periods(20 * DAY))
+    told = CountStream(
+        SortedEvents(items, times), torch.tensor(HALF_LIVES, dtype=torch.float64), 2, known_periods(20 * DAY)
+    )
     next(told.at(torch.tensor([21 * DAY])))
     assert told.seasons is not None
     live = LiveCounts(told.counts, told.seasons, since=0)

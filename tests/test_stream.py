@@ -19,6 +19,7 @@ from conftest import on_gpu
 from data_logs import loose, prepared, random_log, write_parquet
 from hypothesis import given
 from hypothesis import strategies as st
+from streams import ALONE, CPU, MUCH, BlockFeed, memory_for
 from training import SIZE, one_thread, tiny, weights
 from typer.testing import CliRunner
 
@@ -32,6 +33,7 @@ from trope.evaluate import evaluation
 from trope.evaluate.streamed import evaluate
 from trope.kernels.batch import BatchShape, gather_batch
 from trope.models.recommender import SequentialRecommender
+from trope.runs import REFIT
 from trope.train import loop
 from trope.train.balance import token_part
 from trope.train.block_order import Cursor, epoch_order, whole_order
@@ -44,9 +46,6 @@ from trope.train.stepper import Stepper
 from trope.train.streamed import StreamFeed
 
 __all__ = ["one_thread"]  # a fixture for every test in here
-CPU = torch.device("cpu")
-ALONE = Group(0, 1, CPU)
-MUCH = 10**9
 USERS = 7  # of a shard
 
 
@@ -56,36 +55,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stream")
     log = write_parquet(folder / "log.parquet", random_log(rows=700, users=40, items=25, spread=3_000))
     return prepared(log, folder / "data", loose(shard_users=USERS)).path
-
-
-def memory_for(path: Path, shards: int, config: Config) -> int:
-    """Bytes that make blocks of so many shards."""
-    stream = Stream.open(path, MUCH)
-    feed = StreamFeed(stream, config, ALONE)
-    low, high = 1, MUCH
-    while low < high:
-        stream.memory = (low + high) // 2
-        try:
-            enough = StreamFeed(stream, config, ALONE).window >= shards
-        except ValueError:
-            enough = False
-        low, high = (low, stream.memory) if enough else (stream.memory + 1, high)
-    feed.close()
-    return low
-
-
-class BlockFeed(Feed):
-    """The feed of a store in memory, in the order of a stream."""
-
-    def __init__(self, data: Sequences, config: Config, like: StreamFeed, group: Group = ALONE) -> None:
-        super().__init__(data, config, group)
-        self.like = like
-
-    def _shuffle(self, epoch: int) -> None:
-        super()._shuffle(epoch)
-        order = whole_order(self.like.counts, self.like.window, self.config.train.seed, epoch)
-        self._order, self._ordered_lengths_W = order.to(self.data.device), self._lengths_W[order]
-        self._tokens = [int(part.sum()) for part in self._ordered_lengths_W.split(self.config.train.batch)]
 
 
 def same_work(one: Work, other: Work) -> bool:
@@ -327,27 +296,28 @@ def test_a_run_trains_stops_and_goes_on_with_the_next_batch(path: Path, tmp_path
 
 
 def test_two_processes_stream_to_the_losses_of_one(path: Path, tmp_path: Path) -> None:
-    settings = (*SIZE, "model.dropout=0.0", "train.epochs=1", "train.batch=15")
-    memory = memory_for(path, 2, tiny("train.batch=15"))
+    """With the pulse and the refit, which the first process fits and everybody trains."""
+    settings = (*SIZE, "model.dropout=0.0", "train.epochs=1", "train.batch=15", "train.refit=true")
+    memory = memory_for(path, 2, tiny("train.batch=15", model="trope"))
     words = [word for setting in settings for word in ("--set", setting)]
-    words += ["--model", "hstu-trope", "--device", "cpu", "--no-progress", "--memory", str(memory)]
+    words += ["--model", "trope", "--device", "cpu", "--no-progress", "--memory", str(memory)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     logs = []
     for name, launcher in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])):
         command = [sys.executable, *launcher, "-m", "trope", "train", str(path), *words, "--out", str(tmp_path / name)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        lines = (tmp_path / name / "log.jsonl").read_text().splitlines()
-        logs.append([row["epoch_loss"] for row in map(json.loads, lines) if "epoch_loss" in row])
-    assert logs[0] == pytest.approx(logs[1], rel=1e-5) and len(logs[0]) == 1
+        folders = tmp_path / name, tmp_path / name / REFIT
+        rows = [json.loads(line) for run in folders for line in (run / "log.jsonl").read_text().splitlines()]
+        logs.append([row["epoch_loss"] for row in rows if "epoch_loss" in row])
+    assert logs[0] == pytest.approx(logs[1], rel=1e-5) and len(logs[0]) == 2
+    models = [SequentialRecommender.from_pretrained(tmp_path / name / "best") for name in ("one", "two")]
+    counts = [model.pulse.get_buffer("counts") for model in models if model.pulse is not None]
+    torch.testing.assert_close(*counts)
+    assert float(counts[0].sum()) > 0
 
 
-def test_what_a_stream_cannot_do_is_one_line(path: Path, tmp_path: Path) -> None:
-    stream = Stream.open(path, MUCH)
-    for setting, said in (("model.pulse=true", "model.pulse=false"), ("train.refit=true", "train.refit=false")):
-        with pytest.raises(ValueError, match=said):
-            train(stream, tiny(setting), tmp_path / "run", "cpu", progress=False)
-    assert not (tmp_path / "run").exists()
+def test_a_dataset_without_shards_is_one_line(path: Path, tmp_path: Path) -> None:
     whole = prepared(path.parent / "log.parquet", tmp_path / "whole")
     with pytest.raises(ValueError, match="has no shards"):
         Stream.open(whole.path, MUCH)

@@ -9,9 +9,11 @@ import typer
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from torch import Tensor
 
     from trope.data.catalogue import Catalogue
     from trope.data.sequences import Sequences
+    from trope.data.stream import Stream
     from trope.serve.recommender import Histories, Ranking, Recommender
 
 
@@ -39,7 +41,7 @@ def recommend(
     With --all, every user with an event before the moment gets rows in a file: user_id, moment, rank, item_id, score,
     and name where items have names. The file appears when it is whole.
     """
-    from trope.data.sequences import Sequences
+    from trope.data.stream import data_of_run
     from trope.serve.recommender import Recommender, long_after
     from trope.times import parse_moment
 
@@ -50,12 +52,13 @@ def recommend(
 
         check_suffix(out)
     recommender = Recommender.from_pretrained(run, index=index)
-    dataset = Sequences.of_run(run, data)
+    dataset = data_of_run(run, data)
     if out is not None:
         _write_all(recommender, dataset, moments, k, filter_seen, out)
     else:
         users = list(dict.fromkeys(user or ()))
-        asked = [(moment, _histories(dataset, users, moment)) for moment in moments]
+        found = _find(dataset, users)
+        asked = [(moment, _histories(*found, users, moment)) for moment in moments]
         for number, (moment, histories) in enumerate(asked):
             _print(recommender, histories, users, moment, k, filter_seen, first=number == 0)
     note = long_after(recommender.model.time_span, max(moments))
@@ -77,7 +80,7 @@ def _check_form(user: list[str] | None, everyone: bool, out: Path | None, index:
 
 
 def _write_all(
-    recommender: Recommender, data: Sequences, moments: list[int], k: int, filter_seen: str, out: Path
+    recommender: Recommender, data: Sequences | Stream, moments: list[int], k: int, filter_seen: str, out: Path
 ) -> None:
     """Stream every user into a file, and say how it went."""
     from tqdm import tqdm
@@ -160,12 +163,12 @@ def _table(ranking: Ranking, row: int, catalogue: Catalogue) -> Table:
     return table
 
 
-def _histories(data: Sequences, users: list[str], moment: int) -> Histories:
-    """Each user's events up to the moment."""
+def _find(data: Sequences | Stream, users: list[str]) -> tuple[Sequences, Tensor]:
+    """Where some users are: a store that has them, and their places in it."""
     import torch
 
-    from trope.serve.recommender import Histories
-    from trope.times import say_minute
+    from trope.data.pick import pick
+    from trope.data.sequences import Sequences
 
     ids = data.ids("user_ids")
     rows = [ids.find(user) if ids is not None else None for user in users]
@@ -173,7 +176,17 @@ def _histories(data: Sequences, users: list[str], moment: int) -> Histories:
         if ids is None or row is None:
             shown = f"; its users go from {ids[0]!r} to {ids[len(ids) - 1]!r}" if ids is not None else ""
             raise ValueError(f"{data.path} has no user {user!r} among its {data.num_users:,}{shown}")
-    places = torch.tensor(rows)
+    if isinstance(data, Sequences):
+        return data, torch.tensor(rows)
+    numbers = sorted({row for row in rows if row is not None})
+    return pick(data, numbers), torch.searchsorted(torch.tensor(numbers), torch.tensor(rows))
+
+
+def _histories(data: Sequences, places: Tensor, users: list[str], moment: int) -> Histories:
+    """Each user's events up to the moment. places: of the users in the store."""
+    from trope.serve.recommender import Histories
+    from trope.times import say_minute
+
     counts = data.count_before(places, moment + 1)  # an event of this very second has happened
     for user, place, count in zip(users, places.tolist(), counts.tolist(), strict=True):
         if not count:

@@ -9,7 +9,8 @@
     meta.json    source, filters, counts, time span, protocol, bad and dropped rows, sha256 of every array, one checksum
 
 A dataset of many users may be cut into shards of users (format 2). Each is a folder `shards/00000` with the arrays
-above of its users, offsets and baskets counted from 0; item_ids, item_names and meta.json stay at the top.
+above of its users, offsets and baskets counted from 0; item_ids, item_names and meta.json stay at the top. A shard also
+holds its events in the order of time (see `trope.data.by_time`).
 
 numpy only, nothing is unpickled, and no file name is ever taken from `meta.json`.
 """
@@ -39,6 +40,7 @@ ARRAYS: dict[str, np.dtype[Any]] = {
     "splits": np.dtype(np.int32),
     "baskets": np.dtype(np.int32),
 }
+BY_TIME = ("by_time_items", "by_time_times")  # of a shard
 REQUIRED = ("items", "times", "offsets", "splits")
 IDS = ("user_ids", "item_ids", "item_names", "basket_ids")
 SHARDED_IDS = ("user_ids", "basket_ids")  # of a sharded dataset, these are in the shards
@@ -48,6 +50,7 @@ _ID_PARTS: dict[str, np.dtype[Any]] = {"": np.dtype(np.int64), ".text": np.dtype
 ITEM_COUNTS = "item_counts"  # in a run's catalogue alone: how often each item was chosen in training
 ALL_ARRAYS: dict[str, np.dtype[Any]] = {
     **ARRAYS,
+    **dict(zip(BY_TIME, (np.dtype(np.int32), np.dtype(np.int64)), strict=True)),
     ITEM_COUNTS: np.dtype(np.int64),
     **{f"{ids}{part}": dtype for ids in IDS for part, dtype in _ID_PARTS.items()},
 }

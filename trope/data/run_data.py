@@ -1,10 +1,11 @@
-"""The dataset of a run: where it is now, and that it is the same one, since dense ids differ by dataset."""
+"""What a store and a stream tell of their dataset. A run's dataset: where it is now, and that it is the same one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Protocol
 
+from trope.data.folder import Ids, read_ids
 from trope.data.protocols import Protocol as Split
 from trope.runs import OWN_DATA, read_data
 
@@ -36,6 +37,15 @@ def describe_data(data: Dataset) -> dict[str, Any]:
         "users": data.num_users,
         "events": data.num_events,
     }
+
+
+def ids_of(data: Dataset, name: str) -> Ids | None:
+    """Original `user_ids`, `item_ids` (position 0 is dense item 1), `item_names` or `basket_ids`, if stored."""
+    found = read_ids(data.path, name, data.meta)
+    expected = {"user_ids": data.num_users, "item_ids": data.num_items, "item_names": data.num_items}
+    if found is not None and len(found) != expected.get(name, len(found)):
+        raise ValueError(f"{data.path} has {len(found):,} {name}, expected {expected[name]:,}; prepare the data again")
+    return found
 
 
 def folder_of_run(run: Path, path: Path | None) -> Path:

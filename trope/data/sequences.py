@@ -18,7 +18,8 @@ from trope.data import folder as files
 from trope.data.catalogue import write_catalogue
 from trope.data.checks import check_events, check_users, read_protocol
 from trope.data.protocols import Protocol
-from trope.data.run_data import check_run_data, describe_data, folder_of_run
+from trope.data.recut import check_refit, own_validation, validation_as_training
+from trope.data.run_data import check_run_data, describe_data, folder_of_run, ids_of
 from trope.data.shard_files import read_arrays
 from trope.data.windows import (
     History,
@@ -153,23 +154,22 @@ class Sequences:
 
         What is fitted on validation would otherwise be fitted on the test.
         """
-        train_end = (self.test_start - 1).clamp(min=0)
-        splits = torch.stack((train_end, self.test_start, self.test_start, self.test_end))
-        return Sequences(self.path, self.meta, {**self._tensors, "splits": splits})
+        return self.with_splits(own_validation(self._tensors["splits"]))
 
     def with_validation(self) -> Sequences:
         """The same data with validation events moved into training; the validation split is then empty."""
-        if self.validates_on_test:
-            raise ValueError(
-                f"{self.path} validates on test events (protocol {self.protocol.name}), so training on validation too "
-                "would train on the test; leave train.refit off, or prepare the data with loo-strict or holdout"
-            )
-        splits = torch.stack((self.valid_end, self.valid_end, self.test_start, self.test_end))
-        begins = self.offsets[:-1][self.valid_end > 0]
-        ends = begins + self.valid_end[self.valid_end > 0]
-        span = [int(self.times[begins].min()), int(self.times[ends - 1].max())] if len(ends) else list(self.time_span)
-        meta = {**self.meta, "time_span": {**self.meta["time_span"], "train": span}}
-        return Sequences(self.path, meta, {**self._tensors, "splits": splits})
+        check_refit(self.path, self.protocol, self.validates_on_test)
+        span = self.span_of(self.valid_end) or self.time_span
+        splits = validation_as_training(self._tensors["splits"])
+        return self.with_splits(splits, time_span={**self.meta["time_span"], "train": list(span)})
+
+    def span_of(self, ends_U: torch.Tensor) -> tuple[int, int] | None:
+        """First and last time of each user's first `ends_U` events; None where nobody has one."""
+        is_there = ends_U > 0
+        if not bool(is_there.any()):
+            return None
+        begins, ends = self.offsets[:-1][is_there], (self.offsets[:-1] + ends_U)[is_there]
+        return int(self.times[begins].min()), int(self.times[ends - 1].max())
 
     def validated_from(self, moment: int, until: int | None = None) -> Sequences:
         """The same data asked at a later moment of the validation window; for `holdout`.
@@ -227,13 +227,7 @@ class Sequences:
 
     def ids(self, name: str) -> files.Ids | None:
         """Original `user_ids`, `item_ids` (position 0 is dense item 1), `item_names` or `basket_ids`, if stored."""
-        found = files.read_ids(self.path, name, self.meta)
-        expected = {"user_ids": self.num_users, "item_ids": self.num_items, "item_names": self.num_items}
-        if found is not None and len(found) != expected.get(name, len(found)):
-            raise ValueError(
-                f"{self.path} has {len(found):,} {name}, expected {expected[name]:,}; prepare the data again"
-            )
-        return found
+        return ids_of(self, name)
 
     def train_windows(self, max_len: int, stride: int | None = None, lengths: torch.Tensor | None = None) -> Windows:
         """Windows of up to `max_len` + 1 training events.

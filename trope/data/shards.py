@@ -17,6 +17,7 @@ import pyarrow as pa
 from trope.atomic import atomic_folder
 from trope.data import protocols
 from trope.data.baskets import Baskets
+from trope.data.by_time import sort_by_time
 from trope.data.engines.shard_tables import KEYS
 from trope.data.folder import shard_folder
 from trope.data.protocols import Protocol
@@ -66,10 +67,10 @@ class ShardJob:
         np.cumsum(users["user_events"].to_numpy(), out=offsets[1:])
         assert offsets[-1] == len(events), f"shard {number}: {len(events)} events, its users have {offsets[-1]}"
         events = in_order(events)
-        times = events["tick"].to_numpy() // self.ticks
+        items, times = events["item"].to_numpy(), events["tick"].to_numpy() // self.ticks
         with atomic_folder(shard_folder(Path(self.folder), number)) as folder:
             entries = {
-                "items": write_array(folder, "items", events["item"].to_numpy()),
+                "items": write_array(folder, "items", items),
                 "times": write_array(folder, "times", times),
                 "offsets": write_array(folder, "offsets", offsets),
                 **write_ids(folder, "user_ids", users["user"]),
@@ -82,6 +83,8 @@ class ShardJob:
                 entries |= write_ids(folder, "basket_ids", baskets.originals())
             cuts = protocols.split(self.protocol, offsets, times, numbers)
             entries["splits"] = write_array(folder, "splits", np.stack(cuts))
+            in_time = sort_by_time(items, times, offsets, cuts, self.protocol)
+            entries |= {name: write_array(folder, name, values) for name, values in in_time.items()}
         facts = _facts(offsets, times, cuts, 0 if numbers is None else int(numbers[-1]) + 1)
         return {"number": number, "arrays": entries, "facts": asdict(facts)}
 

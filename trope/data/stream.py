@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from trope.data import folder as files
 from trope.data.ahead import Ahead
+from trope.data.by_time import EventRuns
 from trope.data.catalogue import write_catalogue
 from trope.data.checks import check_shard, read_protocol
+from trope.data.in_time import InTime
 from trope.data.protocols import Protocol
-from trope.data.run_data import check_run_data, describe_data, folder_of_run
+from trope.data.recut import check_refit, own_validation, validation_as_training
+from trope.data.run_data import check_run_data, describe_data, folder_of_run, ids_of
 from trope.data.sequences import SPLITS, Sequences
 from trope.data.shard_files import read_shards, shard_sizes
 
@@ -57,22 +62,31 @@ class Stream:
         self.protocol = Protocol(**meta["protocol"])
         self.device = torch.device(device)
         self.sizes = shard_sizes(path, meta)
+        self.most_shards = len(self.sizes)  # of a block, however much memory there is
+        self.validates_on_test = self.protocol.name == "loo-paper"
+        self._cuts: tuple[Callable[[Tensor], Tensor], ...] = ()  # what is done to the splits of each block
+        self._trains_on_validation = False
+        self._span: tuple[int, int] | None = None
         self._unseen = set(range(len(self.sizes))) if verify else set()
+        self._runs: list[EventRuns] = []  # one, once it was asked for; shared by copies
+        self._verify = verify
 
     @classmethod
-    def open(cls, path: str | Path, memory: int, verify: bool = True) -> Stream:
-        """Open a folder made by `trope prepare --shard-users`."""
+    def open(cls, path: str | Path, memory: int | None, verify: bool = True) -> Stream:
+        """Open a folder made by `trope prepare --shard-users`. memory: None for what two of its shards take."""
         path = Path(path)
         meta = files.read_meta(path)
         read_protocol(path, meta)
         if not files.is_sharded(meta):
             raise ValueError(f"{path} has no shards, so it is loaded as a whole; prepare it with --shard-users")
-        stream = cls(path, meta, memory, verify=verify)
+        stream = cls(path, meta, memory or 0, verify=verify)
+        if memory is None:
+            stream.memory = 2 * max(EVENT_BYTES * size.events + USER_BYTES * size.users for size in stream.sizes)
         stream.window()  # refuse now what cannot be read later
         return stream
 
     @classmethod
-    def of_run(cls, run: Path, memory: int, path: Path | None = None) -> Stream:
+    def of_run(cls, run: Path, memory: int | None, path: Path | None = None) -> Stream:
         """Open the dataset that a run was trained on; another one is refused. path: where it is, if it has moved."""
         path = folder_of_run(run, path)
         found = cls.open(path, memory)
@@ -81,13 +95,36 @@ class Stream:
 
     def to(self, device: torch.device | str) -> Stream:
         """The same stream with its blocks used on `device`."""
-        moved = Stream(self.path, self.meta, self.memory, device, verify=False)
-        moved._unseen = self._unseen
+        moved = copy(self)
+        moved.device = torch.device(device)
         return moved
+
+    def with_own_validation(self) -> Stream:
+        """As `Sequences.with_own_validation`."""
+        other = copy(self)
+        other._cuts, other.validates_on_test = (*self._cuts, own_validation), False
+        return other
+
+    def with_validation(self) -> Stream:
+        """As `Sequences.with_validation`. The time span takes a pass over all events when it is first asked for."""
+        check_refit(self.path, self.protocol, self.validates_on_test)
+        other = copy(self)
+        other._cuts, other._trains_on_validation = (*self._cuts, validation_as_training), True
+        return other
+
+    def in_blocks_of(self, shards: int) -> Stream:
+        """The same stream, whose blocks have no more shards than this."""
+        other = copy(self)
+        other.most_shards = shards
+        return other
 
     def describe(self) -> dict[str, Any]:
         """As `Sequences.describe`."""
         return describe_data(self)
+
+    def ids(self, name: str) -> files.Ids | None:
+        """As `Sequences.ids`; all of them are in memory."""
+        return ids_of(self, name)
 
     def write_catalogue(self, folder: Path) -> None:
         """Write the items' ids, names and counts in training, as `Sequences.write_catalogue`; one pass over all."""
@@ -112,18 +149,21 @@ class Stream:
     @property
     def time_span(self) -> tuple[int, int]:
         """First and last time of the training events, Unix seconds."""
-        first, last = self.meta["time_span"]["train"]
-        return int(first), int(last)
-
-    @property
-    def validates_on_test(self) -> bool:
-        """Whether validation events are test events."""
-        return self.protocol.name == "loo-paper"
+        if not self._trains_on_validation:
+            first, last = self.meta["time_span"]["train"]
+            return int(first), int(last)
+        if self._span is None:
+            found = [span for span in self.over_blocks(lambda user, block: block.span_of(block.train_end)) if span]
+            self._span = min(first for first, _ in found), max(last for _, last in found)
+        return self._span
 
     def can_evaluate(self, split: str) -> bool:
         """Whether `valid` or `test` has a user."""
         if split not in SPLITS:
             raise ValueError(f"split must be 'valid' or 'test', got {split!r}")
+        if self._cuts:
+            shards = range(len(self.sizes))
+            return any(self.read([shard], ("offsets", "splits")).data.can_evaluate(split) for shard in shards)
         return int(self.meta["counts"][f"{split}_users"]) > 0
 
     def window(self, event_bytes: int = EVENT_BYTES, spare: int = 0) -> int:
@@ -140,17 +180,27 @@ class Stream:
                 f"{self.path} needs at least {say_bytes(least)} for two of its shards, --memory allows "
                 f"{say_bytes(self.memory)}; allow more, or prepare it with fewer --shard-users"
             )
-        return fitting
+        return min(fitting, self.most_shards)
+
+    def in_time(self, split: str) -> InTime:
+        """The events of the histories of `valid`, which are the training events, or of `test`, in the order of time."""
+        if not self._runs:
+            self._runs.append(EventRuns(self.path, self.meta, self._verify))
+        # Where validation is the test, training holds all before it.
+        with_validation = split == "test" or self._trains_on_validation or self.validates_on_test
+        return InTime(self._runs[0], with_validation, self.device)
 
     def read(self, shards: Sequence[int], names: Collection[str] = _NAMES, spare: int = 0) -> Block:
         """Some shards, one behind the other, on the host; who uses a block moves it to `device`, not this thread.
 
         names: which arrays; those left out are empty. spare: room for so many events more.
         """
-        for number in self._unseen.intersection(shards):
-            self._check(number)
+        for number in shards:
+            self.check(number)
         arrays = read_shards(self.path, self.meta, shards, names, spare, verify=False)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        for cut in self._cuts:
+            tensors["splits"] = cut(tensors["splits"])
         for name in {"items", "times"} - tensors.keys():
             tensors[name] = torch.empty(0, dtype=torch.int64)
         roomy = Sequences(self.path, self.meta, tensors)
@@ -179,11 +229,26 @@ class Stream:
                 yield result
                 user += users
 
-    def _check(self, number: int) -> None:
+    def check(self, number: int) -> None:
+        """Refuse a damaged shard; the first time only."""
+        if number not in self._unseen:
+            return
         folder, meta = files.shard_folder(self.path, number), {"arrays": self.meta["shards"][number]}
         arrays = {name: files.read_array(folder, name, meta) for name in files.ARRAYS if name in meta["arrays"]}
         check_shard(folder, self.num_items, arrays, self.protocol)
         self._unseen.discard(number)
+
+
+def open_dataset(path: Path) -> Sequences | Stream:
+    """A dataset for who needs some users at a time: a sharded one stays on disk."""
+    return Stream.open(path, None) if files.is_sharded(files.read_meta(path)) else Sequences.load(path)
+
+
+def data_of_run(run: Path, path: Path | None = None) -> Sequences | Stream:
+    """The same of the dataset that a run was trained on; another one is refused."""
+    found = open_dataset(folder_of_run(run, path))
+    check_run_data(run, found.path, found.meta)
+    return found
 
 
 def parse_bytes(text: str, flag: str) -> int:

@@ -41,8 +41,4 @@ def _before(data: Sequences, moment: int) -> Tensor:
 
 def _span(data: Sequences, ends_U: Tensor) -> dict[str, list[int]]:
     """The entry `time_span` of meta.json if each user's first `ends_U` events are training."""
-    is_there = ends_U > 0
-    if not bool(is_there.any()):
-        return {**data.meta["time_span"], "train": list(data.time_span)}
-    begins, ends = data.offsets[:-1][is_there], (data.offsets[:-1] + ends_U)[is_there]
-    return {**data.meta["time_span"], "train": [int(data.times[begins].min()), int(data.times[ends - 1].max())]}
+    return {**data.meta["time_span"], "train": list(data.span_of(ends_U) or data.time_span)}

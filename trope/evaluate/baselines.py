@@ -18,11 +18,12 @@ from torch import Tensor
 
 from trope.config import Config
 from trope.data.sequences import EvalBatch, Sequences
-from trope.evaluate.evaluation import Scorer, rank_users, some_users
+from trope.evaluate.evaluation import Scorer, rank_users
 from trope.evaluate.live import users_at_a_time
 from trope.evaluate.ranking import Cells, TileScores
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
-from trope.models.pulse import HALF_LIVES, CountStream, active_half_lives, own_counts
+from trope.evaluate.some_users import some_users
+from trope.models.pulse import HALF_LIVES, CountStream, SortedEvents, active_half_lives, own_counts
 from trope.times import say_short
 
 MOST_POPULAR, DECAYED, AGAIN = "most popular", "decayed counts", "again"
@@ -204,24 +205,18 @@ class DecayedPopular:
     """
 
     def __init__(self, data: Sequences, half_life: int, events: Events) -> None:
-        self.half_life, self.events, self.num_items = half_life, events, data.num_items
+        self.half_life = half_life
         self.popularity_V = MostPopular(data).below_one()
-        self._stream = self._begin()
+        half_lives = torch.tensor([half_life], dtype=torch.float64)
+        self._stream = CountStream(SortedEvents(*events), half_lives, data.num_items)
 
     def __call__(self, batch: EvalBatch) -> TileScores:
         """Needs a batch in the order of t_now."""
         moments_M, moment_B = torch.unique(batch.t_now, return_inverse=True)
-        counts = self._stream.counts
-        if counts.moment is not None and int(moments_M[0]) < counts.moment:
-            self._stream = self._begin()
         # The counts themselves: a log share in float32 would round an old event away beside the prior.
         counts_MV = torch.stack([self._stream.counts.counts_KV[0].clone() for _ in self._stream.at(moments_M)])
         counts_MV = (_PARTS * counts_MV).round_().add_(self.popularity_V)
         return lambda first, last: counts_MV[:, first:last][moment_B]
-
-    def _begin(self) -> CountStream:
-        half_lives = torch.tensor([self.half_life], dtype=torch.float64)
-        return CountStream(*self.events, half_lives, self.num_items)
 
 
 class Again:

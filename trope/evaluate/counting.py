@@ -31,11 +31,11 @@ from trope.evaluate.evaluation import (
     fitted_pulse,
     item_vectors,
     ranked_cells,
-    some_users,
 )  # fmt: skip
-from trope.evaluate.live import Counting, users_at_a_time
+from trope.evaluate.live import Counting, events_before, users_at_a_time
 from trope.evaluate.metrics import Places, average, per_user
 from trope.evaluate.ranking import TileScores, check_finite, count_places, dot_scores
+from trope.evaluate.some_users import some_users
 from trope.models.pulse import CountStream
 from trope.runs import COUNTING, WITH_COUNTING, read_json
 
@@ -103,10 +103,8 @@ def _validate(
         with torch.inference_mode():
             items_VE = item_vectors(model, data)
             encode = encoder(model, items_VE.device, "auto")
-            events = data.first_events(data.train_end)
-            stream = CountStream(
-                data.items[events], data.times[events], torch.tensor(lives, dtype=torch.float64), data.num_items
-            )
+            half_lives_K = torch.tensor(lives, dtype=torch.float64)
+            stream = CountStream(events_before(data, "valid"), half_lives_K, data.num_items)
             batch_size = users_at_a_time(len(lives) * data.num_items, baselines.batch_size(data))
             for part in users.split(batch_size):
                 batch = data.eval_batch("valid", part, max_len)

@@ -31,7 +31,7 @@ from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.evaluate.ranking.user_batches import Encode, UserBatches, no_users, rank_on_device
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.ranking import Catalogue
-from trope.models.pulse import Pulse
+from trope.models.pulse import CountStream, Pulse
 from trope.models.sharded_items import ShardedItemTable
 
 Scorer = Callable[[EvalBatch], TileScores]
@@ -94,6 +94,7 @@ def evaluate(
     batch: int = USERS_AT_A_TIME,
     live: bool = True,
     counting: Counting | None = None,
+    counts: CountStream | None = None,
 ) -> EvalResult:
     """Rank the catalogue for every user of a split by a model.
 
@@ -106,6 +107,7 @@ def evaluate(
     batch: users at a time, for torch; the kernel's batches are larger.
     live: use the model's pulse where it has one that is fitted. Scores are then made by tiles on every device.
     counting: rank by "MODEL + counting" instead, without the pulse.
+    counts: of everybody, for the pulse, where `data` are some users of a larger dataset.
 
     A model whose item table is spread over processes is ranked by all of them together, and each gets the result;
     `live` must be false then.
@@ -124,7 +126,7 @@ def evaluate(
             if counting is not None:
                 at_moments = CountedScorer(counting, encode, item_VE, data, split)
             elif live and (pulse := fitted_pulse(model)) is not None:
-                at_moments = LiveScorer(pulse, encode, item_VE, data, split)
+                at_moments = LiveScorer(pulse, encode, item_VE, data, split, counts=counts)
             if at_moments is not None:
                 batch = users_at_a_time(data.num_items, batch)
                 return rank_users(at_moments, data, split, filter_seen, max_len, progress, batch=batch)
@@ -176,13 +178,6 @@ def ranked_cells(batch: EvalBatch, data: Sequences, split: str, filter_seen: str
     positives = Cells.distinct(batch.positives, batch.positive_offsets, data.num_items)
     seen = Cells.distinct(*data.seen(split, batch.users, max_len, filter_seen), data.num_items)
     return positives, seen.without(positives, data.num_items)
-
-
-def some_users(data: Sequences, split: str, most: int, generator: torch.Generator) -> Tensor:
-    """Some users of a split, at random, in the order of t_now."""
-    users = data.eval_users(split)
-    users = users[torch.randperm(len(users), generator=generator)[:most].to(users.device)]
-    return users[torch.argsort(data.eval_batch(split, users, 1).t_now, stable=True)]
 
 
 def fitted_pulse(model: Model) -> Pulse | None:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from trope.data.sequences import EvalBatch, Sequences
+from trope.data.stream import Stream
 from trope.evaluate.ranking import Cells, TileScores, check_finite, dot_scores
 from trope.evaluate.ranking.user_batches import Encode
-from trope.models.pulse import CountStream, OwnItems, Pulse, own_items
+from trope.models.pulse import CountStream, EventsInTime, OwnItems, Pulse, SortedEvents, own_items
 
 # Scores of everybody's part held at a time.
 MOST_SCORES = 1 << 26
@@ -36,15 +37,22 @@ class LiveScorer:
     What counts at a moment are the events of the split's histories that lie strictly before it.
 
     encode: histories to vectors. items_VE: the items' vectors. split: valid or test. until: the end of the window that
-        is asked for; without one that of the protocol, if it has a window.
+        is asked for; without one that of the protocol, if it has a window. counts: of everybody, where `data` are some
+        users of a larger dataset.
     """
 
     def __init__(
-        self, pulse: Pulse, encode: Encode, items_VE: Tensor, data: Sequences, split: str, until: int | None = None
+        self,
+        pulse: Pulse,
+        encode: Encode,
+        items_VE: Tensor,
+        data: Sequences,
+        split: str,
+        until: int | None = None,
+        counts: CountStream | None = None,
     ) -> None:
         self.pulse, self.encode, self.items_VE, self.data, self.split = pulse, encode, items_VE, data, split
-        events = data.first_events(data.split_range(split)[0])
-        self.stream = pulse.count(data.items[events], data.times[events])
+        self.stream = pulse.count_in_time(events_before(data, split)) if counts is None else counts
         begin, window = data.protocol.t_now(split), data.protocol.window or 0
         ahead = window if until is None or begin is None else until - begin
         self.horizon = pulse.horizon(ahead)
@@ -71,9 +79,8 @@ class CountedScorer:
 
     def __init__(self, counting: Counting, encode: Encode, items_VE: Tensor, data: Sequences, split: str) -> None:
         self.beta, self.encode, self.items_VE = counting.beta, encode, items_VE
-        events = data.first_events(data.split_range(split)[0])
         half_life = torch.tensor([counting.half_life], dtype=torch.float64)
-        self.stream = CountStream(data.items[events], data.times[events], half_life, data.num_items)
+        self.stream = CountStream(events_before(data, split), half_life, data.num_items)
 
     def __call__(self, batch: EvalBatch) -> TileScores:
         out_BE = self.encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
@@ -82,6 +89,14 @@ class CountedScorer:
         moments_M, moment_B = torch.unique(batch.t_now, return_inverse=True)
         counted_MV = self.beta * torch.cat(list(self.stream.at(moments_M)))
         return lambda first, last: dots(first, last) + counted_MV[:, first:last][moment_B]
+
+
+def events_before(data: Sequences | Stream, split: str) -> EventsInTime:
+    """Everybody's events of the histories of a split, in the order of time."""
+    if isinstance(data, Stream):
+        return data.in_time(split)
+    events = data.first_events(data.split_range(split)[0])
+    return SortedEvents(data.items[events], data.times[events])
 
 
 def live_scores(

@@ -1,6 +1,8 @@
 """Evaluation of a stream: the users of one block after the other, each block ranked as a store of its own.
 
-A user's ranks depend on the model and on that user's events alone, so they are those of the whole store.
+A user's ranks depend on the model, on that user's events, and for a pulse on everybody's counts at that user's moment,
+so they are those of the whole store. A holdout has one moment, and all events are counted once. Under the other
+protocols each user has a moment, and all events are counted once for each block.
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ def evaluate(
     """Rank the catalogue for every user of a split by a model.
 
     data: on the model's device, in memory or a stream. The rest is as in `trope.evaluate.evaluation.evaluate`; a stream
-    is not ranked by a pulse or by counting, which need all events in the order of time.
+    is not ranked by "MODEL + counting".
     """
     if isinstance(data, Sequences):
         return evaluation.evaluate(model, data, split, filter_seen, max_len, **options)
-    if options.get("counting") is not None or (options.get("live", True) and fitted_pulse(model) is not None):
-        raise ValueError(
-            f"{data.path} is streamed: a pulse or counting needs all events in the order of time; leave out --memory"
-        )
+    assert options.get("counting") is None, "a stream has no control"
     if not data.can_evaluate(split):
         raise ValueError(f"{data.path} has no user to evaluate in split {split!r}; prepare it with another protocol")
+    pulse, counts = fitted_pulse(model), None
+    if pulse is not None and options.get("live", True):
+        counts = pulse.count_in_time(data.in_time(split))
 
     def rank(user: int, block: Sequences) -> EvalResult | None:
         if not block.can_evaluate(split):
             return None
-        found = evaluation.evaluate(model, block, split, filter_seen, max_len, **options)
+        found = evaluation.evaluate(model, block, split, filter_seen, max_len, counts=counts, **options)
         return EvalResult(found.users + user, found.places)
 
     parts = [found for found in data.over_blocks(rank) if found is not None]

@@ -1,18 +1,23 @@
 """Recommendations for every user of a dataset, one batch after the other: nothing grows with the number of users.
 
+Of a stream, the users of one block after the other.
+
 Shapes: B users of a batch, N recommendations of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from trope.data.pick import pick
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream
 from trope.serve.histories import Histories, Ranking
 from trope.serve.index import recall, tune
 from trope.serve.recommender import Recommender
@@ -38,15 +43,27 @@ class Answers(NamedTuple):
 
 
 def recommend_all(
-    recommender: Recommender, data: Sequences, moments: Sequence[int], k: int, filter_seen: str = "none"
+    recommender: Recommender, data: Sequences | Stream, moments: Sequence[int], k: int, filter_seen: str = "none"
 ) -> Iterator[Answers]:
     """Every user at each moment, from the user's events strictly before it; by moment, then by user.
 
     Moments come one after the other, since what everybody does at a moment is computed once for it.
     """
+
+    def answer(first: int, store: Sequences, moment: int) -> Iterator[Answers]:
+        for users in torch.arange(store.num_users).split(USERS_OF_A_BATCH):
+            found = _answer(recommender, store, users, moment, k, filter_seen)
+            yield found._replace(users_N=found.users_N + first)
+
+    def answer_block(first: int, store: Sequences, moment: int) -> list[Answers]:
+        return list(answer(first, store, moment))
+
     for moment in moments:
-        for users in torch.arange(data.num_users).split(USERS_OF_A_BATCH):
-            yield _answer(recommender, data, users, moment, k, filter_seen)
+        if isinstance(data, Sequences):
+            yield from answer(0, data, moment)
+            continue
+        for answers in data.over_blocks(partial(answer_block, moment=moment)):
+            yield from answers
 
 
 def _answer(
@@ -73,13 +90,16 @@ def histories_before(data: Sequences, users: torch.Tensor, moment: int) -> tuple
 
 
 def measure_index(
-    recommender: Recommender, data: Sequences, moment: int, k: int, filter_seen: str = "none"
+    recommender: Recommender, data: Sequences | Stream, moment: int, k: int, filter_seen: str = "none"
 ) -> tuple[float, int]:
     """Tune the index on some users, and measure its recall on others, as many; returns it, and how many they are.
 
     Users are drawn by chance, always the same ones.
     """
     drawn = torch.randperm(data.num_users, generator=torch.Generator().manual_seed(0))[: 2 * _SAMPLE]
+    if isinstance(data, Stream):
+        numbers = drawn.sort()
+        data, drawn = pick(data, numbers.values.tolist()), numbers.indices.argsort()  # places among those picked
     known, _ = histories_before(data, drawn, moment)
     if len(known) == 0:
         raise ValueError("no user has an event before the moment, so there is nothing to measure the index on")

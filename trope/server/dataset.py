@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from trope.data.catalogue import Catalogue
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream, data_of_run, open_dataset
+from trope.data.user_events import UserEvents
 from trope.runs import DATA
 
 
@@ -29,11 +31,12 @@ class KnownUsers:
     """Histories of a prepared dataset, by original user id.
 
     Args:
-        data: any dataset with items named as the model's; it need not be the one of the training.
+        data: any dataset with items named as the model's; it need not be the one of the training. A sharded one stays
+            on disk.
         catalogue: of the model. Items that it does not have are left out.
     """
 
-    def __init__(self, data: Sequences, catalogue: Catalogue) -> None:
+    def __init__(self, data: Sequences | Stream, catalogue: Catalogue) -> None:
         ids, item_ids = data.ids("user_ids"), data.ids("item_ids")
         if ids is None or item_ids is None:
             raise ValueError(f"{data.path} has no user_ids or no item_ids; prepare the data again")
@@ -41,7 +44,7 @@ class KnownUsers:
         self._dense = np.concatenate([[0], catalogue.dense(item_ids.to_list())])
         if not self._dense.any():
             raise ValueError(f"{data.path} has none of the model's items; give the right dataset with --data")
-        self._items, self._times, self._offsets = data.items.numpy(), data.times.numpy(), data.offsets.numpy()
+        self._events = UserEvents(data)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -51,18 +54,17 @@ class KnownUsers:
         row = self._ids.find(user)
         if row is None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        end = int(self._offsets[row + 1])
-        own = slice(max(int(self._offsets[row]), end - most), end)
-        items = self._dense[self._items[own]]
-        return items[items > 0], self._times[own][items > 0]
+        items, times = self._events.of(row, most)
+        items = self._dense[items]
+        return items[items > 0], times[items > 0]
 
     def search(self, prefix: str, most: int) -> list[Found]:
         """The first users whose id begins with a text; all users begin with an empty one."""
         found = []
         for row in islice(self._beginning(prefix), most):
-            start, end = int(self._offsets[row]), int(self._offsets[row + 1])
-            first, last = (int(self._times[start]), int(self._times[end - 1])) if end > start else (0, 0)
-            found.append(Found(str(self._ids[row]), end - start, first, last))
+            times = self._events.of(row)[1]
+            first, last = (int(times[0]), int(times[-1])) if len(times) else (0, 0)
+            found.append(Found(str(self._ids[row]), len(times), first, last))
         return found
 
     def _beginning(self, prefix: str) -> Iterator[int]:
@@ -85,13 +87,13 @@ class KnownUsers:
             yield from () if found is None else (found,)
 
 
-def find_dataset(run: Path, data: Path | None) -> Sequences | None:
+def find_dataset(run: Path, data: Path | None) -> Sequences | Stream | None:
     """The dataset at `data`, else the run's own where it can be found, else None."""
     if data is not None:
-        return Sequences.load(data)
+        return open_dataset(data)
     if not (run / DATA).is_file():
         return None
     try:
-        return Sequences.of_run(run)
+        return data_of_run(run)
     except FileNotFoundError:
         return None

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream
 from trope.evaluate.evaluation import fitted_pulse
 from trope.models.pulse import HALF_LIVES, DecayedCounts, LiveCounts, SeasonCounts
 from trope.models.pulse.shares import PRIOR
@@ -25,6 +27,7 @@ from trope.server.schema import ItemId
 YARDSTICK = 5
 """Place in `HALF_LIVES` of the half-life, 10.7 days, at which items without a pulse and new items are counted."""
 _KEPT_SCORES = 1 << 24
+T = TypeVar("T")
 
 
 class Popularity:
@@ -35,7 +38,7 @@ class Popularity:
         data: events to begin with, for a model without a pulse.
     """
 
-    def __init__(self, model: SequentialRecommender, data: Sequences | None) -> None:
+    def __init__(self, model: SequentialRecommender, data: Sequences | Stream | None) -> None:
         self.num_items, self.pulse = model.num_items, fitted_pulse(model)
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
         self._most_rows = max(2, _KEPT_SCORES // (model.num_items + 1))
@@ -85,15 +88,23 @@ class Popularity:
         return found
 
 
-def _counts_of(data: Sequences | None, num_items: int, device: torch.device) -> LiveCounts:
+def _counts_of(data: Sequences | Stream | None, num_items: int, device: torch.device) -> LiveCounts:
     """Counts at one half-life, of a dataset that has the model's items; no seasons."""
     half_lives = torch.tensor([HALF_LIVES[YARDSTICK]], dtype=torch.float64, device=device)
     counts, since = DecayedCounts(half_lives, num_items), 0
     if data is not None and data.num_items == num_items and data.num_events:
-        items, times = data.items.to(device), data.times.to(device)
-        counts.move(int(times.max()) + 1, items, times)
-        since = int(times.min())
+        # A stream is read twice: for its last time, and to count.
+        ends = list(_over_blocks(data, lambda _, block: (int(block.times.min()), int(block.times.max()))))
+        since = min(first for first, _ in ends)
+        counts.decay(max(last for _, last in ends) + 1)
+        for _ in _over_blocks(data, lambda _, block: counts.add(block.items.to(device), block.times.to(device))):
+            pass
     return LiveCounts(counts, SeasonCounts([], num_items, device), since)
+
+
+def _over_blocks(data: Sequences | Stream, work: Callable[[int, Sequences], T]) -> Iterator[T]:
+    """`Stream.over_blocks`, of which a store in memory is one block."""
+    return iter([work(0, data)]) if isinstance(data, Sequences) else data.over_blocks(work)
 
 
 class NewItems:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import distributed as dist
@@ -87,10 +88,12 @@ class Group:
 
 
 @contextmanager
-def process_group(device: str) -> Iterator[Group]:
+def process_group(device: str, patience: timedelta | None = None) -> Iterator[Group]:
     """The group that torchrun's environment describes, or a group of one.
 
     device: auto takes a GPU where there is one; under torchrun each process takes its own.
+    patience: the longest wait for another process; None for torch's own, ten minutes on GPUs and thirty on CPUs. It is
+        torchrun that notices a process which died.
     """
     chosen = choose_device(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -105,7 +108,8 @@ def process_group(device: str) -> Iterator[Group]:
     # addresses of those that died.
     attempt = f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {size} processes"
     backend = "nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=PrefixStore(attempt, store), rank=rank, world_size=size)
+    named = PrefixStore(attempt, store)
+    dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=patience)
     try:
         yield Group(rank, size, chosen)
     finally:

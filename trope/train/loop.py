@@ -32,6 +32,7 @@ from trope.evaluate.streamed import evaluate
 from trope.models.recommender import SequentialRecommender
 from trope.runs import BEST, COUNTING, METRICS, PULSE, REFIT, RunLock, open_run, seal, write_json
 from trope.train import checkpoint
+from trope.train.block_order import Cursor
 from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
 from trope.train.log import RunLog
@@ -40,7 +41,7 @@ from trope.train.process import StopRequest, reproducible, stop_signals
 from trope.train.pulse import fit_pulse, keep_counts, read_pulse
 from trope.train.step import seed_for
 from trope.train.stepper import Stepper, is_sharded
-from trope.train.streamed import StreamFeed, check_streamed, make_feed
+from trope.train.streamed import STREAM_PATIENCE, StreamFeed, check_streamed, make_feed
 
 LOG_EVERY = 50
 LEAST_EPOCHS = 10  # the paper's
@@ -67,7 +68,7 @@ def train(
     """Train a model into the run folder `out`; returns what metrics.json holds.
 
     Args:
-        data: a prepared dataset; a stream of one trains within its memory, and has no pulse, refit or counting.
+        data: a prepared dataset; a stream of one trains within its memory, and has no control "MODEL + counting".
         device: auto, cpu, cuda, or one GPU such as cuda:1.
         resume: continue the run in `out`, or begin it where there is none yet.
         progress: show a bar.
@@ -79,15 +80,15 @@ def train(
         BlockingIOError: if another process trains into `out`.
         OSError: if the folder cannot be written, as when the disk is full.
     """
-    with process_group(device) as group, reproducible(group.device), stop_signals() as stop, RunLock() as lock:
+    # Of a stream, the first process counts all events for the pulse while the others wait.
+    wait = STREAM_PATIENCE if isinstance(data, Stream) else None
+    with process_group(device, wait) as group, reproducible(group.device), stop_signals() as stop, RunLock() as lock:
         run, config = Path(out), config.resolved
         if isinstance(data, Stream):
-            check_streamed(config)
-        elif config.model.pulse and data.validates_on_test:
+            check_streamed(data, config)
+        if config.model.pulse and data.validates_on_test:
             data = data.with_own_validation()
-        all_data = None
-        if config.train.refit and isinstance(data, Sequences):
-            all_data = data.with_validation()  # first: not every protocol can
+        all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
         trainer = Trainer(data, config, run, group, resume, None, lock)
         trainer.run(stop, checkpoint_seconds, progress)
         chosen, seconds = trainer.state, trainer.state.seconds
@@ -99,6 +100,8 @@ def train(
             factors = chosen.factors[: chosen.best_epoch]
             if progress and group.is_first:
                 tqdm.write(f"refit: {chosen.best_epoch} epochs, as validation chose, with its events too")
+            if isinstance(all_data, Stream) and chosen.cursor is not None:
+                all_data = all_data.in_blocks_of(Cursor(*chosen.cursor).window)  # however much memory there is now
             trainer = Trainer(all_data, config, run / REFIT, group, True, factors)
             trainer.run(stop, checkpoint_seconds, progress)
             trainer.take_pulse(run, chosen.best_epoch)
@@ -150,7 +153,7 @@ class Trainer:
         # Processes that have the item table's rows between them save and publish together.
         self.sharers = group if is_sharded(config, group) else None
         shard = None if self.sharers is None else (group.rank, group.size)
-        self.model = SequentialRecommender(config, data.num_items, data.time_span, shard).to(group.device)
+        self.model = SequentialRecommender(config, data.num_items, self.data.time_span, shard).to(group.device)
         self.optimizer = make_optimizer(self.model, config)
         self._first_rates = [float(entry["lr"]) for entry in self.optimizer.param_groups]
         self.plateau = ReduceLROnPlateau(
@@ -285,7 +288,6 @@ class Trainer:
             with written_into(run):
                 model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
                 seed = seed_for(self.config.train.seed, "pulse")
-                assert isinstance(self.data, Sequences), "a stream has no pulse"
                 found = fit_pulse(model, self.data, self.config, seed)
                 keep_counts(model, self.data)
                 write_json(run / PULSE, seal({"best_epoch": epoch, **found}))
@@ -297,7 +299,7 @@ class Trainer:
         run, epoch = self.run_folder, self.state.best_epoch
         # A refitted model has seen the validation events: what was not chosen before is not chosen then.
         if not isinstance(self.data, Sequences):
-            return  # it counts all events in the order of time, which a stream has not
+            return  # a stream has no such control
         if self.group.is_first and not self._may_be_refitted and read_counting(run, epoch) is None:
             with written_into(run):
                 model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
@@ -311,7 +313,6 @@ class Trainer:
         found = read_pulse(run, epoch) if self.config.model.pulse else None
         if found is not None:
             assert self.model.pulse is not None
-            assert isinstance(self.data, Sequences), "a stream has no pulse"
             self.model.pulse.take_weights(found["weights"])
             keep_counts(self.model, self.data)
 

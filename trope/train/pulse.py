@@ -24,13 +24,16 @@ import torch
 from torch import Tensor
 
 from trope.config import Config
+from trope.data.protocols import Protocol
 from trope.data.sequences import EvalBatch, Sequences
-from trope.evaluate.evaluation import encoder, some_users
-from trope.evaluate.live import LiveScorer
+from trope.data.stream import Stream
+from trope.evaluate.evaluation import encoder
+from trope.evaluate.live import LiveScorer, events_before
 from trope.evaluate.metrics import Places, average, per_user
 from trope.evaluate.ranking import Cells, count_places
-from trope.models.pulse import HALF_LIVES, PERIODS, Pulse, active_half_lives
-from trope.models.pulse.counts import grain
+from trope.evaluate.some_users import Drawn, View, draw_users
+from trope.models.pulse import HALF_LIVES, PERIODS, Pulse
+from trope.models.pulse.counts import grain, half_lives_within
 from trope.models.pulse.head import WEIGHTS, part_scales, scale_features
 from trope.models.pulse.own import FEATURES
 from trope.models.recommender import SequentialRecommender
@@ -70,7 +73,7 @@ class Asked(NamedTuple):
     weight_P: Tensor  # a user's positives together weigh one
 
 
-def age_unit(data: Sequences) -> int:
+def age_unit(data: Sequences | Stream) -> int:
     """Seconds after which a model is old: a holdout's window, which is what its fit can measure.
 
     Where nothing is held out in time no age is fitted. But the readout must not stand still for ever: a calendar shop's
@@ -82,17 +85,18 @@ def age_unit(data: Sequences) -> int:
     return min(max(span // UNITS_IN_SPAN, DAY), LONGEST_UNIT)
 
 
-def fit_pulse(model: SequentialRecommender, data: Sequences, config: Config, seed: int) -> dict[str, Any]:
+def fit_pulse(model: SequentialRecommender, data: Sequences | Stream, config: Config, seed: int) -> dict[str, Any]:
     """Fit the pulse of a trained model in place; returns its weights and what they gained, for `pulse.json`.
 
-    data: on the model's device, with the validation events that the model has not been trained on.
+    data: on the model's device, with the validation events that the model has not been trained on. A stream gives the
+    same users and counts as the same data in memory.
     """
     pulse, criterion = model.pulse, config.train.criterion
     assert pulse is not None
     is_holdout = data.protocol.name == "holdout"
     pulse.get_buffer("age_unit").fill_(age_unit(data))
-    active = active_half_lives(data.times, data.time_span[1] - data.time_span[0])
-    unit = grain(data.times)
+    unit = _unit(data)
+    active = half_lives_within(unit, data.time_span[1] - data.time_span[0])
     active += [len(HALF_LIVES) + place for place in pulse.periods if PERIODS[place] > unit]
     asked = list(_ask(model, data, config, seed))
     weights_W = _start(pulse)  # scaled cosines: it ranks as the cosine does
@@ -110,11 +114,10 @@ def fit_pulse(model: SequentialRecommender, data: Sequences, config: Config, see
     }  # fmt: skip
 
 
-def keep_counts(model: SequentialRecommender, data: Sequences) -> None:
+def keep_counts(model: SequentialRecommender, data: Sequences | Stream) -> None:
     """Give the pulse everybody's counts right after the last training event."""
     assert model.pulse is not None
-    events = data.first_events(data.train_end)
-    stream = model.pulse.count(data.items[events], data.times[events])
+    stream = model.pulse.count_in_time(events_before(data, "valid"))
     for _ in stream.at(torch.tensor([data.time_span[1] + 1], device=data.device)):
         model.pulse.keep(stream)
 
@@ -127,45 +130,66 @@ def read_pulse(run: Path, epoch: int) -> dict[str, Any] | None:
     return found if found["best_epoch"] == epoch else None
 
 
-def _ask(model: SequentialRecommender, data: Sequences, config: Config, seed: int) -> Iterator[Asked]:
+def _unit(data: Sequences | Stream) -> int:
+    """The unit of all times, in seconds."""
+    if isinstance(data, Sequences):
+        return grain(data.times)
+    return min(data.over_blocks(lambda user, block: grain(block.times)))  # each unit divides the larger ones
+
+
+def _ask(model: SequentialRecommender, data: Sequences | Stream, config: Config, seed: int) -> Iterator[Asked]:
     """The users to fit on, in batches."""
-    asks: list[tuple[Sequences, int | None]] = [(data, None)]
-    if data.protocol.name == "holdout":
-        asks = [(data.validated_from(begin, end), end) for begin, end in _windows(data)]
-    views = [view for view, _ in asks]
+    is_holdout = data.protocol.name == "holdout"
+    windows = _windows(data.protocol) if is_holdout else []
+    views: list[View] = [partial(_validated_from, begin=begin, end=end) for begin, end in windows]
+    ends: list[int | None] = [end for _, end in windows]
     generator = torch.Generator().manual_seed(seed)
     cells = MOST_CELLS[data.device.type] // min(data.num_items, MOST_ITEMS)
     most = min(MOST_USERS, max(LEAST_USERS, cells))
-    chosen = [some_users(view, "valid", most // len(views), generator) for view in views]
-    candidates_S = _candidates(views, chosen, generator)
+    if not is_holdout:
+        views, ends = [_as_it_is], [None]
+    drawn = draw_users(data, views, "valid", most // len(views), generator)
+    candidates_S = _candidates(drawn, generator)
     model.train(False)
     with torch.no_grad():
         items_VE = model.item_vectors().float()
         encode = encoder(model, items_VE.device, "auto")
         assert model.pulse is not None
-        for (view, until), users in zip(asks, chosen, strict=True):
-            scorer = LiveScorer(model.pulse, encode, items_VE, view, "valid", until)
+        counts = None
+        if isinstance(data, Stream):
+            # In the window, what was chosen before a moment is what the test's histories hold before it.
+            counts = model.pulse.count_in_time(data.in_time("test" if is_holdout else "valid"))
+        for (view, users), until in zip(drawn, ends, strict=True):
+            scorer = LiveScorer(model.pulse, encode, items_VE, view, "valid", until, counts)
             for part in users.split(_BATCH):
                 yield _features(scorer, view.eval_batch("valid", part, config.model.max_len), candidates_S, config)
 
 
-def _windows(data: Sequences) -> list[tuple[int, int]]:
+def _as_it_is(data: Sequences) -> Sequences:
+    return data
+
+
+def _validated_from(data: Sequences, begin: int, end: int) -> Sequences:
+    return data.validated_from(begin, end)
+
+
+def _windows(protocol: Protocol) -> list[tuple[int, int]]:
     """Moments of the validation window, each with the end of what is asked for: the next part, and all that is left."""
-    start, end = data.protocol.t_now("valid"), data.protocol.t_now("test")
+    start, end = protocol.t_now("valid"), protocol.t_now("test")
     assert start is not None
     assert end is not None
     edges = [start + (end - start) * part // MOMENTS for part in range(MOMENTS + 1)]
     return [*itertools.pairwise(edges), *((edge, end) for edge in edges[:-2])]
 
 
-def _candidates(views: list[Sequences], chosen: list[Tensor], generator: torch.Generator) -> Tensor:
+def _candidates(drawn: list[Drawn], generator: torch.Generator) -> Tensor:
     """The items of the softmax: all; or in a large catalogue all positives, and others drawn evenly."""
-    V, device = views[0].num_items, views[0].device
+    V, device = drawn[0].data.num_items, drawn[0].data.device
     if V <= MOST_ITEMS:
         return torch.arange(1, V + 1, device=device)
-    positives = [view.eval_batch("valid", users, 1).positives for view, users in zip(views, chosen, strict=True)]
-    drawn = torch.randperm(V, generator=generator)[:MOST_ITEMS].to(device) + 1
-    return torch.unique(torch.cat((*positives, drawn)))
+    positives = [view.eval_batch("valid", users, 1).positives for view, users in drawn]
+    others = torch.randperm(V, generator=generator)[:MOST_ITEMS].to(device) + 1
+    return torch.unique(torch.cat((*positives, others)))
 
 
 def _features(scorer: LiveScorer, batch: EvalBatch, candidates_S: Tensor, config: Config) -> Asked:

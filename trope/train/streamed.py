@@ -10,6 +10,7 @@ Shapes: B batch, W windows of a block, N events.
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,8 @@ from trope.train.step import Feed, seed_for
 _WINDOW_BYTES = 128
 # Of an event, to find and draw the targets of next-moment.
 _MOMENT_BYTES = 96
+STREAM_PATIENCE = timedelta(hours=6)
+"""How long a process waits for the first one, which fits the pulse: several passes over all events."""
 
 
 class Held(NamedTuple):
@@ -243,12 +246,7 @@ def make_feed(data: Sequences | Stream, config: Config, group: Group) -> Feed:
     return StreamFeed(data, config, group) if isinstance(data, Stream) else Feed(data, config, group)
 
 
-def check_streamed(config: Config) -> None:
-    """Refuse what a stream cannot train: what counts all events in the order of time, or cuts them anew."""
+def check_streamed(stream: Stream, config: Config) -> None:
+    """Refuse now what a stream cannot do when training has ended."""
     if config.model.pulse:
-        raise ValueError(
-            "the pulse counts all events in the order of time, which a stream has not; add --set model.pulse=false, or "
-            "leave out --memory"
-        )
-    if config.train.refit:
-        raise ValueError("a stream cannot be refitted; add --set train.refit=false, or leave out --memory")
+        stream.in_time("test")

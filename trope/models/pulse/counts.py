@@ -8,7 +8,8 @@ Shapes: K half-lives, C rows (half-lives, then periods), V items (ids 1 .. V; co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +29,11 @@ def grain(times_N: Tensor) -> int:
 
 def active_half_lives(times_N: Tensor, span: int) -> list[int]:
     """Places in `HALF_LIVES` that a log can tell apart: no shorter than its times' unit, no longer than its span."""
-    unit = grain(times_N)
+    return half_lives_within(grain(times_N), span)
+
+
+def half_lives_within(unit: int, span: int) -> list[int]:
+    """`active_half_lives` of a log whose times' unit is known."""
     found = [place for place, seconds in enumerate(HALF_LIVES) if unit <= seconds <= span]
     return found or [0]
 
@@ -54,12 +59,21 @@ class DecayedCounts:
 
     def move(self, moment: int, items_N: Tensor, times_N: Tensor) -> None:
         """Go on to `moment` and count new events; they must lie strictly before it."""
+        self.decay(moment)
+        self.add(items_N, times_N)
+
+    def decay(self, moment: int) -> None:
+        """Go on to `moment`."""
         if self.moment is not None:
             assert moment >= self.moment, "counts only move forward"
-            self.counts_KV *= self._left(torch.tensor(moment - self.moment, device=times_N.device))
+            self.counts_KV *= self._left(torch.tensor(moment - self.moment, device=self.counts_KV.device))
         self.moment = moment
+
+    def add(self, items_N: Tensor, times_N: Tensor) -> None:
+        """Count new events strictly before the moment."""
+        assert self.moment is not None, "nothing is counted at no moment"
         if len(items_N):
-            self.counts_KV.index_add_(1, items_N.long(), self._left(moment - times_N))
+            self.counts_KV.index_add_(1, items_N.long(), self._left(self.moment - times_N))
 
     def log_shares(self, moment: int | None = None, expected_KV: Tensor | None = None) -> Tensor:
         """log of each item's share of all counts, float32 [K, V + 1].
@@ -77,40 +91,80 @@ class DecayedCounts:
         return torch.exp2(-seconds.double().reshape(1, -1) / self.half_lives_K[:, None])
 
 
-class CountStream:
-    """Counts of a log at rising moments.
+class EventsInTime(Protocol):
+    """Events in the order of time, from a store in memory or from a stream (`trope.data.in_time`)."""
 
-    items_N, times_N: events in any order; those in the order of time are not copied. periods: places in `PERIODS` to
-        count by season; None leaves their rows out.
-    """
+    @property
+    def device(self) -> torch.device: ...
 
-    def __init__(
-        self,
-        items_N: Tensor,
-        times_N: Tensor,
-        half_lives: Tensor,
-        num_items: int,
-        periods: Sequence[int] | None = None,
-    ) -> None:
+    def restart(self) -> None:
+        """Begin with the first event again."""
+
+    def until(self, moments: list[int]) -> Iterator[Iterable[tuple[Tensor, Tensor]]]:
+        """For each of the rising moments the events strictly before it that were not given yet: items and times."""
+
+
+class SortedEvents:
+    """Events in memory. items_N, times_N: in any order; those in the order of time are not copied."""
+
+    def __init__(self, items_N: Tensor, times_N: Tensor) -> None:
         self.items_N, self.times_N = items_N, times_N
         if bool((times_N[1:] < times_N[:-1]).any()):
             self.times_N, order = torch.sort(times_N, stable=True)
             self.items_N = items_N[order]
-        self.counts = DecayedCounts(half_lives.to(times_N.device), num_items)
-        self.seasons = None if periods is None else SeasonCounts(list(periods), num_items, times_N.device)
         self._done = 0
 
-    def at(self, moments: Tensor) -> Iterator[Tensor]:
-        """Log shares at `moments`, which rise and lie after those of the call before; each float32 [C, V + 1]."""
-        ends = torch.searchsorted(self.times_N, moments).tolist()
-        for moment, end in zip(moments.tolist(), ends, strict=True):
+    @property
+    def device(self) -> torch.device:
+        return self.times_N.device
+
+    def restart(self) -> None:
+        """See `EventsInTime`."""
+        self._done = 0
+
+    def until(self, moments: list[int]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """See `EventsInTime`."""
+        ends = torch.searchsorted(self.times_N, torch.tensor(moments, device=self.device)).tolist()
+        for end in ends:
             new = slice(self._done, max(end, self._done))
-            items_N, times_N = self.items_N[new], self.times_N[new]
             self._done = new.stop
-            self.counts.move(moment, items_N, times_N)
+            yield [(self.items_N[new], self.times_N[new])]
+
+
+class CountStream:
+    """Counts of a log at rising moments.
+
+    periods: places in `PERIODS` to count by season; None leaves their rows out.
+    """
+
+    def __init__(
+        self, events: EventsInTime, half_lives: Tensor, num_items: int, periods: Sequence[int] | None = None
+    ) -> None:
+        self.events, self._num_items, self._periods = events, num_items, periods
+        self._half_lives = half_lives.to(events.device)
+        self._begin()
+
+    def at(self, moments: Tensor) -> Iterator[Tensor]:
+        """Log shares at `moments`, which rise; each float32 [C, V + 1].
+
+        Moments before those of the last call begin with the first event again.
+        """
+        asked = moments.tolist()
+        if asked and self.counts.moment is not None and asked[0] < self.counts.moment:
+            self.events.restart()
+            self._begin()
+        for moment, pieces in zip(asked, self.events.until(asked), strict=True):
+            self.counts.decay(moment)
+            for items_N, times_N in pieces:
+                self.counts.add(items_N, times_N)
+                if self.seasons is not None:
+                    self.seasons.add(items_N, times_N)
             shares_KV = self.counts.log_shares()
-            if self.seasons is None:
-                yield shares_KV
-                continue
-            self.seasons.add(items_N, times_N)
-            yield torch.cat((shares_KV, self.seasons.log_shares(moment)))
+            if self.seasons is not None:
+                shares_KV = torch.cat((shares_KV, self.seasons.log_shares(moment)))
+            yield shares_KV
+
+    def _begin(self) -> None:
+        self.counts = DecayedCounts(self._half_lives, self._num_items)
+        device, periods = self.events.device, self._periods
+        self.seasons = None if periods is None else SeasonCounts(list(periods), self._num_items, device)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trope.models.pulse.counts import HALF_LIVES, CountStream, DecayedCounts
+from trope.models.pulse.counts import HALF_LIVES, CountStream, DecayedCounts, EventsInTime, SortedEvents
 from trope.models.pulse.live import LiveCounts
 from trope.models.pulse.own import FEATURES, OwnItems
 from trope.models.pulse.seasons import BINS, PERIODS, SeasonCounts, known_periods
@@ -127,8 +127,12 @@ class Pulse(nn.Module):
             buffer.copy_(found)
 
     def count(self, items_N: Tensor, times_N: Tensor) -> CountStream:
-        """Counts of a log, as the score needs them."""
-        return CountStream(items_N, times_N, self.half_lives, self.num_items, self.periods)
+        """Counts of a log in memory, as the score needs them."""
+        return self.count_in_time(SortedEvents(items_N, times_N))
+
+    def count_in_time(self, events: EventsInTime) -> CountStream:
+        """Counts of a log that is in the order of time."""
+        return CountStream(events, self.half_lives, self.num_items, self.periods)
 
     def keep(self, stream: CountStream) -> None:
         """Keep everybody's counts as they were when training ended, for serving."""

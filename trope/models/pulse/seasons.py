@@ -17,6 +17,7 @@ from trope.times import DAY, YEAR
 
 PERIODS = (DAY, 7 * DAY, YEAR)
 BINS = 32
+_FEW = 16  # events are few where there are so many bins for each
 ENOUGH = 1.5
 """How often a period must lie in the training data."""
 
@@ -41,8 +42,12 @@ class SeasonCounts:
         for row, place in enumerate(self.places):
             bins_N = times_N % PERIODS[place] * BINS // PERIODS[place]
             size = self.bins_PGV.shape[2]
-            flat = self.bins_PGV[row].view(-1)
-            flat += torch.bincount(bins_N * size + items_N.long(), minlength=len(flat))
+            flat, places_N = self.bins_PGV[row].view(-1), bins_N * size + items_N.long()
+            if _FEW * len(places_N) < len(flat):  # only the bins that they are in
+                places_N, counts_N = torch.unique(places_N, return_counts=True)
+                flat[places_N] += counts_N
+            else:
+                flat += torch.bincount(places_N, minlength=len(flat))
 
     def log_shares(self, moment: int) -> Tensor:
         """log of each item's share at this time of each period, [all periods, V + 1]; 0 for periods not counted."""

@@ -1,0 +1,115 @@
+"""A shard's events once more, in the order of time: what everybody chose before a moment, without a sort of all shards.
+
+    by_time_items.npy  int32 [N]  dense item ids; negative for an event that validation asks for
+    by_time_times.npy  int64 [N]  Unix seconds, rising
+
+N are the shard's events before the test. What is counted for the test is all of them, what is counted for validation
+those that are positive. Under `loo-paper`, which validates on the test, validation is the event before it, as in
+`Sequences.with_own_validation`.
+
+`EventRuns` reads all shards as one: it merges their runs, some events at a time. numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trope.data import folder as files
+from trope.data.folder import BY_TIME
+from trope.data.protocols import Protocol, Splits
+
+ITEMS, TIMES = BY_TIME
+# Events of all runs in memory at a time, and those of one run at least, so that a read is worth its while.
+MERGED, LEAST = 1 << 20, 1 << 10
+Pair = tuple[np.ndarray, np.ndarray]
+_AGAIN = "copy or prepare it again"
+
+
+def sort_by_time(
+    items: np.ndarray, times: np.ndarray, offsets: np.ndarray, cuts: Splits, protocol: Protocol
+) -> dict[str, np.ndarray]:
+    """A shard's arrays by time, from its other arrays."""
+    train_end = np.maximum(cuts.test_start - 1, 0) if protocol.name == "loo-paper" else cuts.train_end
+    items, lengths = items.astype(np.int32, copy=False), np.diff(offsets)
+    place = np.arange(len(items)) - np.repeat(offsets[:-1], lengths)
+    signed = np.where(place < np.repeat(train_end, lengths), items, -items)
+    known = place < np.repeat(cuts.test_start, lengths)
+    signed, times = signed[known], times[known]
+    order = np.argsort(times, kind="stable")
+    return {ITEMS: signed[order], TIMES: times[order]}
+
+
+class EventRuns:
+    """The events by time of some shards.
+
+    path, meta: of the dataset. verify: compare each file with its SHA-256.
+    """
+
+    def __init__(self, path: Path, meta: dict[str, Any], verify: bool) -> None:
+        self.runs = []
+        for number, arrays in enumerate(meta["shards"]):
+            if ITEMS not in arrays or TIMES not in arrays:
+                raise ValueError(
+                    f"{path} was prepared by an older version of trope, without its events in the order of time; "
+                    "prepare it again, or leave out --memory"
+                )
+            self.runs.append(_Run(files.shard_folder(path, number), arrays, int(meta["counts"]["items"]), verify))
+
+    def merged(self, most: int = MERGED) -> Iterator[Pair]:
+        """Items, negative for those of validation, and rising times: a piece at a time, `most` events in memory."""
+        share = max(most // len(self.runs), LEAST)
+        done = [0] * len(self.runs)
+        held: list[Pair] = [(np.empty(0, np.int32), np.empty(0, np.int64)) for _ in self.runs]
+        while True:
+            for number, run in enumerate(self.runs):
+                items, times = held[number]
+                if len(items) <= share // 2 and done[number] < run.events:
+                    more = run.read(done[number], share - len(items))
+                    done[number] += len(more[0])
+                    held[number] = np.concatenate((items, more[0])), np.concatenate((times, more[1]))
+            # Beyond the last event held of a run that goes on, an unread one may come first.
+            last = [held[n][1][-1] for n, run in enumerate(self.runs) if done[n] < run.events]
+            ends = [np.searchsorted(times, min(last), side="right") if last else len(times) for _, times in held]
+            items, times = (
+                np.concatenate([pair[side][:end] for pair, end in zip(held, ends, strict=True)]) for side in (0, 1)
+            )
+            held = [(pair[0][end:], pair[1][end:]) for pair, end in zip(held, ends, strict=True)]
+            order = np.argsort(times, kind="stable")
+            yield items[order], times[order]
+            if not last:
+                return
+
+
+class _Run:
+    """The events by time of one shard, read with plain reads: mapped pages would count as memory."""
+
+    def __init__(self, folder: Path, arrays: dict[str, Any], num_items: int, verify: bool) -> None:
+        if arrays[ITEMS]["shape"] != arrays[TIMES]["shape"]:
+            raise ValueError(f"the events by time in {folder} do not fit together; {_AGAIN}")
+        self.folder, self.arrays, self.num_items, self.verify = folder, arrays, num_items, verify
+        self.events = int(arrays[ITEMS]["shape"][0])
+        self._is_new = True
+
+    def read(self, first: int, count: int) -> Pair:
+        """Up to `count` events from the first on. Before the first time, the files are checked."""
+        if self._is_new:
+            for name in BY_TIME:
+                files.read_array(self.folder, name, {"arrays": self.arrays}, self.verify)
+            self._is_new = False
+        items, times = (self._part(name, first, min(count, self.events - first)) for name in BY_TIME)
+        numbers = np.abs(items)
+        if (times[1:] < times[:-1]).any() or numbers.min() < 1 or numbers.max() > self.num_items:
+            raise ValueError(f"the events by time in {self.folder} are not in order or not of its items; {_AGAIN}")
+        return items, times
+
+    def _part(self, name: str, first: int, count: int) -> np.ndarray:
+        dtype = files.ALL_ARRAYS[name]
+        header = int(self.arrays[name]["bytes"]) - self.events * dtype.itemsize
+        found = np.fromfile(self.folder / f"{name}.npy", dtype, count, offset=header + first * dtype.itemsize)
+        if len(found) != count:
+            raise ValueError(f"{self.folder / name}.npy ends too early; {_AGAIN}")
+        return found
