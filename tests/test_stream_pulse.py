@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from trope.cli.main import app
 from trope.data import by_time
 from trope.data.by_time import EventRuns, sort_by_time
-from trope.data.folder import BY_TIME, checksum_of, shard_folder
+from trope.data.folder import BY_TIME, checksum_of, sha256_of, shard_folder
 from trope.data.protocols import Protocol, Splits
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
@@ -251,6 +251,26 @@ def test_damaged_events_by_time_are_refused(path_of: Callable[[str], Path], tmp_
     file.write_bytes(data[:-8])
     events = Stream.open(copy, MUCH, verify=False).in_time("test")
     with pytest.raises(ValueError, match="it is truncated"):
+        list(next(events.until([10**10])))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_events_by_time_of_others_are_refused_checksums_or_not(
+    path_of: Callable[[str], Path], tmp_path: Path, protocol: str
+) -> None:
+    """An event of the test among them would let the counts look ahead."""
+    copy = Path(shutil.copytree(path_of(protocol), tmp_path / "copy"))
+    assert len(list(next(Stream.open(copy, MUCH).in_time("test").until([10**10])))), "as they are, they are taken"
+    meta = json.loads((copy / "meta.json").read_text())
+    file = shard_folder(copy, 2) / "by_time_items.npy"
+    items = np.load(file)
+    items[5] = -items[5]
+    np.save(file, items)
+    meta["shards"][2]["by_time_items"]["sha256"] = sha256_of(file)
+    meta["checksum"] = checksum_of(meta)
+    (copy / "meta.json").write_text(json.dumps(meta))
+    events = Stream.open(copy, MUCH).in_time("test")
+    with pytest.raises(ValueError, match="are not those of its users"):
         list(next(events.until([10**10])))
 
 

@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 
 from trope.data import folder as files
-from trope.data.folder import BY_TIME
-from trope.data.protocols import Protocol, Splits
+from trope.data.folder import BY_TIME, REQUIRED
+from trope.data.protocols import Protocol, Splits, pieces
 
 ITEMS, TIMES = BY_TIME
 # Events of all runs in memory at a time, and those of one run at least, so that a read is worth its while.
 MERGED, LEAST = 1 << 20, 1 << 10
 Pair = tuple[np.ndarray, np.ndarray]
+_CHECKED = 1 << 18
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's
 _AGAIN = "copy or prepare it again"
 
 
@@ -33,31 +35,37 @@ def sort_by_time(
     items: np.ndarray, times: np.ndarray, offsets: np.ndarray, cuts: Splits, protocol: Protocol
 ) -> dict[str, np.ndarray]:
     """A shard's arrays by time, from its other arrays."""
+    signed, times = _before_test(items, times, offsets, cuts, protocol)
+    order = np.argsort(times, kind="stable")
+    return {ITEMS: signed[order], TIMES: times[order]}
+
+
+def _before_test(items: np.ndarray, times: np.ndarray, offsets: np.ndarray, cuts: Splits, protocol: Protocol) -> Pair:
+    """The events before the test, by user; items of validation are negative."""
     train_end = np.maximum(cuts.test_start - 1, 0) if protocol.name == "loo-paper" else cuts.train_end
     items, lengths = items.astype(np.int32, copy=False), np.diff(offsets)
     place = np.arange(len(items)) - np.repeat(offsets[:-1], lengths)
     signed = np.where(place < np.repeat(train_end, lengths), items, -items)
     known = place < np.repeat(cuts.test_start, lengths)
-    signed, times = signed[known], times[known]
-    order = np.argsort(times, kind="stable")
-    return {ITEMS: signed[order], TIMES: times[order]}
+    return signed[known], times[known]
 
 
 class EventRuns:
     """The events by time of some shards.
 
-    path, meta: of the dataset. verify: compare each file with its SHA-256.
+    path, meta: of the dataset. verify: compare files with their SHA-256, and events with those of the shards' users.
     """
 
     def __init__(self, path: Path, meta: dict[str, Any], verify: bool) -> None:
         self.runs = []
+        protocol, num_items = Protocol(**meta["protocol"]), int(meta["counts"]["items"])
         for number, arrays in enumerate(meta["shards"]):
             if ITEMS not in arrays or TIMES not in arrays:
                 raise ValueError(
                     f"{path} was prepared by an older version of trope, without its events in the order of time; "
                     "prepare it again, or leave out --memory"
                 )
-            self.runs.append(_Run(files.shard_folder(path, number), arrays, int(meta["counts"]["items"]), verify))
+            self.runs.append(_Run(files.shard_folder(path, number), arrays, protocol, num_items, verify))
 
     def merged(self, most: int = MERGED) -> Iterator[Pair]:
         """Items, negative for those of validation, and rising times: a piece at a time, `most` events in memory."""
@@ -87,10 +95,11 @@ class EventRuns:
 class _Run:
     """The events by time of one shard, read with plain reads: mapped pages would count as memory."""
 
-    def __init__(self, folder: Path, arrays: dict[str, Any], num_items: int, verify: bool) -> None:
+    def __init__(self, folder: Path, arrays: dict[str, Any], protocol: Protocol, num_items: int, verify: bool) -> None:
         if arrays[ITEMS]["shape"] != arrays[TIMES]["shape"]:
             raise ValueError(f"the events by time in {folder} do not fit together; {_AGAIN}")
-        self.folder, self.arrays, self.num_items, self.verify = folder, arrays, num_items, verify
+        self.folder, self.arrays, self.protocol, self.num_items = folder, arrays, protocol, num_items
+        self.verify = verify
         self.events = int(arrays[ITEMS]["shape"][0])
         self._is_new = True
 
@@ -99,12 +108,30 @@ class _Run:
         if self._is_new:
             for name in BY_TIME:
                 files.read_array(self.folder, name, {"arrays": self.arrays}, self.verify)
+            if self.verify:
+                self._check_events()
             self._is_new = False
         items, times = (self._part(name, first, min(count, self.events - first)) for name in BY_TIME)
         numbers = np.abs(items)
         if (times[1:] < times[:-1]).any() or numbers.min() < 1 or numbers.max() > self.num_items:
             raise ValueError(f"the events by time in {self.folder} are not in order or not of its items; {_AGAIN}")
         return items, times
+
+    def _check_events(self) -> None:
+        """Refuse other events than those of the users before the test: a later one would let the counts look ahead."""
+        meta = {"arrays": self.arrays}
+        items, times, offsets, splits = (files.read_array(self.folder, name, meta, False) for name in REQUIRED)
+        expected = found = 0
+        for first, last in pieces(offsets, _CHECKED):
+            own = slice(int(offsets[first]), int(offsets[last]))
+            cuts = Splits(*(cut[first:last] for cut in splits))
+            whose = offsets[first : last + 1] - own.start
+            expected += _fingerprint(*_before_test(items[own], times[own], whose, cuts, self.protocol))
+        for place in range(0, self.events, _CHECKED):
+            count = min(_CHECKED, self.events - place)
+            found += _fingerprint(*(self._part(name, place, count) for name in BY_TIME))
+        if expected != found:
+            raise ValueError(f"the events by time in {self.folder} are not those of its users; {_AGAIN}")
 
     def _part(self, name: str, first: int, count: int) -> np.ndarray:
         dtype = files.ALL_ARRAYS[name]
@@ -113,3 +140,11 @@ class _Run:
         if len(found) != count:
             raise ValueError(f"{self.folder / name}.npy ends too early; {_AGAIN}")
         return found
+
+
+def _fingerprint(items: np.ndarray, times: np.ndarray) -> int:
+    """A number that depends on which events there are and not on their order; those of two parts may be added."""
+    mixed = items.astype(np.int64).view(np.uint64) * _ODD ^ times.view(np.uint64)
+    for shift in (30, 27):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * _ODD
+    return int((mixed >> np.uint64(32)).sum(dtype=np.uint64)) + len(items)

@@ -15,6 +15,8 @@ from trope.data import folder as files
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
 
+_NAMES = ("items", "times", "offsets")
+
 
 class UserEvents:
     """Dense items and times by the number of the user."""
@@ -40,6 +42,3 @@ class UserEvents:
         start, end = int(offsets[row]), int(offsets[row + 1])
         own = slice(start if most is None else max(start, end - most), end)
         return items[own], times[own]
-
-
-_NAMES = ("items", "times", "offsets")
