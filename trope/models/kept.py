@@ -38,8 +38,12 @@ class Events(NamedTuple):
     @classmethod
     def join(cls, parts: Sequence[Events]) -> Self:
         """All histories of several."""
-        L = max(part.items_BL.shape[1] for part in parts)
-        items_BL, times_BL = (np.concatenate([_widened(part[side], L) for part in parts]) for side in (0, 1))
+        widths = {part.items_BL.shape[1] for part in parts}
+        if len(widths) == 1:
+            items_BL, times_BL = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
+        else:
+            L = max(widths)
+            items_BL, times_BL = (np.concatenate([_widened(part[side], L) for part in parts]) for side in (0, 1))
         return cls(items_BL, times_BL, np.concatenate([part.lengths_B for part in parts]))
 
     def rows(self, which_B: npt.NDArray[np.bool_]) -> tuple[Tensor, ...]:
@@ -125,9 +129,10 @@ class Store:
         """All histories of several."""
         joined = cls.__new__(cls)
         joined.most = parts[0].most
-        places = max(part._kept_ZBHSD.shape[3] for part in parts)
+        kept = [part._kept_ZBHSD for part in parts]
+        places = max(x.shape[3] for x in kept)
         with torch.inference_mode(False):
-            joined._kept_ZBHSD = torch.cat([_with_places(part._kept_ZBHSD, places) for part in parts], dim=1)
+            joined._kept_ZBHSD = torch.cat([x if x.shape[3] == places else _with_places(x, places) for x in kept], 1)
         return joined
 
     @property

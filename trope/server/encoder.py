@@ -59,6 +59,10 @@ class Encoder:
 
     def vectors(self, rows: Rows) -> Tensor:
         """Unit vectors, float32 [N, E]."""
+        places: dict[tuple[int, int], int] = {}  # a history at a moment is computed once, whoever asks for it
+        place_N = [places.setdefault(pair, len(places)) for pair in zip(rows.cut_N, rows.moments_N, strict=True)]
+        if len(places) < len(place_N):
+            return self.vectors(Rows(rows.cuts, *zip(*places, strict=True)))[torch.tensor(place_N, device=self.device)]
         out_NE = self._looked_at(rows) if self.can_remember else self._encoded(rows)
         check_finite(out_NE, "outputs")
         return out_NE
@@ -108,7 +112,9 @@ class Encoder:
             moments_BM = torch.tensor([[rows.moments_N[row] for row in places[place]] for place in group])
             parts.append(memory.look(moments_BM).flatten(0, 1).float())
             order += [row for place in group for row in places[place]]
-        out_NE = torch.cat(parts)
+        out_NE = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if order == list(range(len(order))):
+            return out_NE
         return out_NE[torch.tensor(order, device=out_NE.device).argsort()]
 
     def forget(self, person: Person) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +17,6 @@ from trope.server.store import Past, Store, Stored
 Ints = npt.NDArray[np.int64]
 
 
-class Own(NamedTuple):
-    """Distinct items of a history in order of id, how often each was chosen, and when last."""
-
-    items: Ints
-    counts: Ints
-    last: Ints
-
-
 @dataclass(slots=True, eq=False)
 class Person:
     """A history: dense items and times, in order of time; position: of the last stored event that is in it."""
@@ -35,22 +26,27 @@ class Person:
     position: int = 0
     is_known: bool = False  # whether there was any event at all, also with items that the model does not know
     is_kept: bool = True  # False for a history that came with a request, and goes with it
-    _own: Own | None = field(default=None, repr=False)
+    _last: int = field(init=False, repr=False)
+    _own: Ints | None = field(default=None, repr=False)
 
-    def own(self, length: int) -> Own:
-        """The distinct items of the first `length` events; those of the whole history are kept."""
+    def __post_init__(self) -> None:
+        self._last = int(self.times[-1]) if len(self.times) else 0
+
+    def own(self, length: int) -> Ints:
+        """The first `length` events by item, [3, C]: distinct items in order of id, how often each was chosen, and when
+        last. Those of the whole history are kept."""
         if length == len(self.items) and self._own is not None:
             return self._own
         # In reverse, the first place of an item is that of its last event.
         items, places, counts = np.unique(self.items[:length][::-1], return_index=True, return_counts=True)
-        found = Own(items, counts, self.times[length - 1 - places])
+        found = np.stack((items, counts, self.times[length - 1 - places]))
         if length == len(self.items):
             self._own = found
         return found
 
     def until(self, moment: int) -> int:
         """How many events happened up to a moment; one of this very second has happened."""
-        return int(np.searchsorted(self.times, moment, side="right"))
+        return len(self.times) if moment >= self._last else int(np.searchsorted(self.times, moment, side="right"))
 
 
 class People:
