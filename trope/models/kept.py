@@ -6,6 +6,8 @@ and values of N layers.
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
@@ -20,6 +22,7 @@ from trope.models.remember import Layers
 
 SPARE = 16
 """Places, or a quarter of those in use if that is more, that a store gets beyond what it needs."""
+_PAGES = 1 << 15
 Numbers = npt.NDArray[np.int64]
 
 
@@ -45,6 +48,12 @@ class Events(NamedTuple):
             L = max(widths)
             items_BL, times_BL = (np.concatenate([_widened(part[side], L) for part in parts]) for side in (0, 1))
         return cls(items_BL, times_BL, np.concatenate([part.lengths_B for part in parts]))
+
+    def move_into(self, other: Events) -> Events:
+        """The same events in the arrays of others of the same size, which are not to be used any more."""
+        for mine, room in zip(self, other, strict=True):
+            room[:] = mine
+        return other
 
     def rows(self, which_B: npt.NDArray[np.bool_]) -> tuple[Tensor, ...]:
         """Some histories, as tensors."""
@@ -145,6 +154,21 @@ class Store:
         """Of the tensor."""
         return self._kept_ZBHSD.numel() * self._kept_ZBHSD.element_size()
 
+    def move_apart(self) -> None:
+        """Keep the tensor in pages of its own, outside of the heap; on a CPU, and unless it is small."""
+        kept = self._kept_ZBHSD
+        if kept.device.type != "cpu" or self.num_bytes < _PAGES or sys.platform == "win32":
+            return
+        pages = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with torch.inference_mode(False):
+            self._kept_ZBHSD = torch.frombuffer(pages, dtype=kept.dtype).view(kept.shape).copy_(kept)
+
+    def move_into(self, other: Store) -> None:
+        """Take the tensor of a store of the same size, which is not to be used any more."""
+        assert other._kept_ZBHSD.shape == self._kept_ZBHSD.shape
+        other._kept_ZBHSD.copy_(self._kept_ZBHSD)
+        self._kept_ZBHSD = other._kept_ZBHSD
+
     def first(self, places: int) -> Layers:
         """Views of the first places."""
         kept = self._kept_ZBHSD[:, :, :, :places].unbind(0)
@@ -166,8 +190,8 @@ class Store:
 
 
 def room_for(places: int) -> int:
-    """Places to store where so many are in use."""
-    return places + max(SPARE, places // 4)
+    """Places to store where so many are in use; rounded up, so that stores come in few sizes."""
+    return -(-(places + max(SPARE, places // 4)) // SPARE) * SPARE
 
 
 def _widened(x_BL: Numbers, length: int) -> Numbers:
