@@ -51,7 +51,10 @@ def test_events_until_a_moment_are_counted(times: list[int], moment: int) -> Non
     assert person.until(moment) == sum(time <= moment for time in times)
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), max_size=2), max_size=300), st.integers(1, 200))
+EVENT = st.tuples(st.integers(1, 5), st.integers(1, 9))
+
+
+@given(st.lists(st.lists(EVENT, max_size=2), max_size=300), st.integers(1, 200))
 def test_a_history_grows_in_its_place(posts: list[list[tuple[int, int]]], most: int) -> None:
     """Events that come in order are appended in place, others are sorted in; the history is the same."""
     person = Person.in_room(*np.empty((2, 0), np.int64))

@@ -91,7 +91,7 @@ class Memory:
         self._store.move_apart()
 
     def move_into(self, room: Memory) -> None:
-        """Keep keys and values where another memory has them, which has as many bytes and is not to be used any more."""
+        """Keep everything where another memory has it, which has as many bytes and is not to be used any more."""
         assert room.model is self.model
         self._store.move_into(room._store)
         if room._events.items_BL.shape == self._events.items_BL.shape:

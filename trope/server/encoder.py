@@ -110,8 +110,8 @@ class Encoder:
         for place in known:
             by_count.setdefault(len(places[place]), []).append(place)
         for group in by_count.values():
-            joined = [memory for place in group if (memory := memories[place]) is not None]
-            memory = joined[0] if len(joined) == 1 else Memory.join(joined)
+            # Joined even if it is one: a memory keeps what it forms for a look, and would grow on the heap.
+            memory = Memory.join([memory for place in group if (memory := memories[place]) is not None])
             moments_BM = torch.tensor([[rows.moments_N[row] for row in places[place]] for place in group])
             parts.append(memory.look(moments_BM).flatten(0, 1).float())
             order += [row for place in group for row in places[place]]

@@ -47,8 +47,8 @@ class BatchQueue:
         """Whether jobs are accepted and done."""
         return self._thread.is_alive() and not self._is_closing
 
-    async def do(self, job: Job) -> Any:
-        """The outcome of a job; refused where too many wait already."""
+    def do(self, job: Job) -> asyncio.Future[Any]:
+        """The outcome of a job, to be awaited; refused where too many wait already."""
         if not self.is_open:
             raise Refused("the server is shutting down; ask another one", 503, retry_after=1)
         if len(self._entries) >= self.limits.waiting:
@@ -58,7 +58,7 @@ class BatchQueue:
         self._entries.append((job, future))
         if len(self._entries) >= self._wanted:
             self._wake.set()
-        return await future
+        return future
 
     async def close(self) -> None:
         """Do what waits, then end."""
