@@ -103,9 +103,15 @@ class Server:
             del self.lines[:-1000]
 
     def memory(self) -> int:
-        """Bytes that are in memory and belong to the process alone."""
+        """Bytes in memory that the process allocated.
+
+        Pages of files are left out: whether those of a library count as the process's own depends on which other
+        processes use it at the moment, and the kernel drops them at will.
+        """
         text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
-        return 1024 * sum(int(x) for x in re.findall(r"^Private_\w+:\s+(\d+)", text, re.MULTILINE))
+        found = re.search(r"^Anonymous:\s+(\d+)", text, re.MULTILINE)
+        assert found is not None, text
+        return 1024 * int(found[1])
 
     def cpu_seconds(self) -> float:
         """Of the process and all that it started, so far."""
@@ -177,48 +183,67 @@ class Client(asyncio.Protocol):
         head = self.buffer.find(b"\r\n\r\n")
         if head < 0:
             return
-        length = re.search(rb"content-length: (\d+)", self.buffer[:head], re.IGNORECASE)
+        length = _LENGTH.search(self.buffer, 0, head)
         assert length is not None, self.buffer[:head]
         end = head + 4 + int(length[1])
         if len(self.buffer) < end:
             return
-        self.results.add(int(self.buffer[9:12]), time.perf_counter() - self.sent)
-        self.buffer = self.buffer[end:]
+        assert len(self.buffer) == end, "more than one answer"
+        self.results.add(self.buffer, head + 4, self.sent)
+        self.buffer = b""
         if self.results.is_open:
             self.send()
         else:
             self.transport.close()
 
 
-class Results:
-    """Statuses and latencies; the first second warms up and is not counted."""
+_LENGTH = re.compile(rb"[Cc]ontent-[Ll]ength: (\d+)")
+_SAMPLE = 100
 
-    def __init__(self, warm_up: float = 1.0) -> None:
+
+class Results:
+    """Statuses and latencies; the first second warms up and is not counted. One answer in a hundred is parsed.
+
+    items: that an answer is to have.
+    """
+
+    def __init__(self, items: int, warm_up: float = 1.0) -> None:
+        self.items, self.checked, self.wrong = items, 0, 0
         self.statuses: dict[int, int] = {}
         self.seconds: list[float] = []
         self.is_open, self._counts_from = True, time.perf_counter() + warm_up
 
-    def add(self, status: int, seconds: float) -> None:
-        if time.perf_counter() < self._counts_from:
+    def add(self, answer: bytes, body: int, sent: float) -> None:
+        """body: where the body begins. sent: when the request was."""
+        now = time.perf_counter()
+        if now < self._counts_from:
             return
+        status = int(answer[9:12])
         self.statuses[status] = self.statuses.get(status, 0) + 1
-        self.seconds.append(seconds)
+        self.seconds.append(now - sent)
+        if len(self.seconds) % _SAMPLE == 0 and status == 200:
+            self.checked += 1
+            self.wrong += len(json.loads(answer[body:])["items"]) != self.items
 
 
 async def _load(url: str, path: str, bodies: list[bytes], clients: int, seconds: float) -> dict[str, Any]:
     parts = urlsplit(url)
     head = f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\nContent-Length: "
     requests = [head.encode() + str(len(body)).encode() + b"\r\n\r\n" + body for body in bodies]
-    loop, results = asyncio.get_running_loop(), Results()
+    loop, results = asyncio.get_running_loop(), Results(json.loads(bodies[0])["k"])
     step = max(1, len(requests) // clients)
     for place in range(clients):
         await loop.create_connection(lambda p=place: Client(requests, p * step, results), parts.hostname, parts.port)
+    began = time.process_time()
     await asyncio.sleep(1.0 + seconds)
-    results.is_open = False
+    used, results.is_open = time.process_time() - began, False
+    if results.wrong:
+        raise RuntimeError(f"{results.wrong:,} answers have not {results.items} items")
     found = np.array(results.seconds) * 1000
     return {
         "rate": len(found) / seconds, "p50": float(np.percentile(found, 50)), "p99": float(np.percentile(found, 99)),
-        "statuses": {str(status): count for status, count in results.statuses.items()},
+        "statuses": {str(status): count for status, count in results.statuses.items()}, "checked": results.checked,
+        "client_cpu_ms": 1000 * used / max(1, len(found)) * seconds / (1 + seconds),
     }  # fmt: skip
 
 

@@ -6,6 +6,8 @@ and values of N layers.
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
@@ -20,6 +22,7 @@ from trope.models.remember import Layers
 
 SPARE = 16
 """Places, or a quarter of those in use if that is more, that a store gets beyond what it needs."""
+_PAGES = 1 << 15
 Numbers = npt.NDArray[np.int64]
 
 
@@ -38,9 +41,19 @@ class Events(NamedTuple):
     @classmethod
     def join(cls, parts: Sequence[Events]) -> Self:
         """All histories of several."""
-        L = max(part.items_BL.shape[1] for part in parts)
-        items_BL, times_BL = (np.concatenate([_widened(part[side], L) for part in parts]) for side in (0, 1))
+        widths = {part.items_BL.shape[1] for part in parts}
+        if len(widths) == 1:
+            items_BL, times_BL = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
+        else:
+            L = max(widths)
+            items_BL, times_BL = (np.concatenate([_widened(part[side], L) for part in parts]) for side in (0, 1))
         return cls(items_BL, times_BL, np.concatenate([part.lengths_B for part in parts]))
+
+    def move_into(self, other: Events) -> Events:
+        """The same events in the arrays of others of the same size, which are not to be used any more."""
+        for mine, room in zip(self, other, strict=True):
+            room[:] = mine
+        return other
 
     def rows(self, which_B: npt.NDArray[np.bool_]) -> tuple[Tensor, ...]:
         """Some histories, as tensors."""
@@ -125,9 +138,10 @@ class Store:
         """All histories of several."""
         joined = cls.__new__(cls)
         joined.most = parts[0].most
-        places = max(part._kept_ZBHSD.shape[3] for part in parts)
+        kept = [part._kept_ZBHSD for part in parts]
+        places = max(x.shape[3] for x in kept)
         with torch.inference_mode(False):
-            joined._kept_ZBHSD = torch.cat([_with_places(part._kept_ZBHSD, places) for part in parts], dim=1)
+            joined._kept_ZBHSD = torch.cat([x if x.shape[3] == places else _with_places(x, places) for x in kept], 1)
         return joined
 
     @property
@@ -139,6 +153,21 @@ class Store:
     def num_bytes(self) -> int:
         """Of the tensor."""
         return self._kept_ZBHSD.numel() * self._kept_ZBHSD.element_size()
+
+    def move_apart(self) -> None:
+        """Keep the tensor in pages of its own, outside of the heap; on a CPU, and unless it is small."""
+        kept = self._kept_ZBHSD
+        if kept.device.type != "cpu" or self.num_bytes < _PAGES or sys.platform == "win32":
+            return
+        pages = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with torch.inference_mode(False):
+            self._kept_ZBHSD = torch.frombuffer(pages, dtype=kept.dtype).view(kept.shape).copy_(kept)
+
+    def move_into(self, other: Store) -> None:
+        """Take the tensor of a store of the same size, which is not to be used any more."""
+        assert other._kept_ZBHSD.shape == self._kept_ZBHSD.shape
+        other._kept_ZBHSD.copy_(self._kept_ZBHSD)
+        self._kept_ZBHSD = other._kept_ZBHSD
 
     def first(self, places: int) -> Layers:
         """Views of the first places."""
@@ -161,8 +190,8 @@ class Store:
 
 
 def room_for(places: int) -> int:
-    """Places to store where so many are in use."""
-    return places + max(SPARE, places // 4)
+    """Places to store where so many are in use; rounded up, so that stores come in few sizes."""
+    return -(-(places + max(SPARE, places // 4)) // SPARE) * SPARE
 
 
 def _widened(x_BL: Numbers, length: int) -> Numbers:

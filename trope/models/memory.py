@@ -83,6 +83,21 @@ class Memory:
         """Of the keys and values, which is nearly all that a memory takes."""
         return self._store.num_bytes
 
+    def move_apart(self) -> None:
+        """Keep keys and values in pages of their own.
+
+        A service that replaces memories all day would else leave holes in the process's heap.
+        """
+        self._store.move_apart()
+
+    def move_into(self, room: Memory) -> None:
+        """Keep everything where another memory has it, which has as many bytes and is not to be used any more."""
+        assert room.model is self.model
+        self._store.move_into(room._store)
+        if room._events.items_BL.shape == self._events.items_BL.shape:
+            self._events = self._events.move_into(room._events)
+        self._speeds, self._pending = room._speeds, None
+
     def look(self, moments: Tensor) -> Tensor:
         """See `SequentialRecommender.look`."""
         check_time_dtype(moments, "moments")

@@ -55,10 +55,17 @@ class Encoder:
         self.can_remember = model.can_remember
         self._memories: OrderedDict[Person, dict[int, Memory]] = OrderedDict()  # by length
         self._seen: OrderedDict[Person, set[int]] = OrderedDict()  # lengths that were asked for once
-        self._bytes = 0
+        # Memories that are not used any more, by size: new ones take their room. Memories that come and go on the heap
+        # leave holes in it, and the process grows by a fifth within half an hour.
+        self._rooms: dict[int, list[Memory]] = {}
+        self._bytes = 0  # of memories and rooms
 
     def vectors(self, rows: Rows) -> Tensor:
         """Unit vectors, float32 [N, E]."""
+        places: dict[tuple[int, int], int] = {}  # a history at a moment is computed once, whoever asks for it
+        place_N = [places.setdefault(pair, len(places)) for pair in zip(rows.cut_N, rows.moments_N, strict=True)]
+        if len(places) < len(place_N):
+            return self.vectors(Rows(rows.cuts, *zip(*places, strict=True)))[torch.tensor(place_N, device=self.device)]
         out_NE = self._looked_at(rows) if self.can_remember else self._encoded(rows)
         check_finite(out_NE, "outputs")
         return out_NE
@@ -103,18 +110,21 @@ class Encoder:
         for place in known:
             by_count.setdefault(len(places[place]), []).append(place)
         for group in by_count.values():
-            joined = [memory for place in group if (memory := memories[place]) is not None]
-            memory = joined[0] if len(joined) == 1 else Memory.join(joined)
+            # Joined even if it is one: a memory keeps what it forms for a look, and would grow on the heap.
+            memory = Memory.join([memory for place in group if (memory := memories[place]) is not None])
             moments_BM = torch.tensor([[rows.moments_N[row] for row in places[place]] for place in group])
             parts.append(memory.look(moments_BM).flatten(0, 1).float())
             order += [row for place in group for row in places[place]]
-        out_NE = torch.cat(parts)
+        out_NE = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if order == list(range(len(order))):
+            return out_NE
         return out_NE[torch.tensor(order, device=out_NE.device).argsort()]
 
     def forget(self, person: Person) -> None:
         """Let go of what is kept for a person that has been replaced."""
         self._seen.pop(person, None)
-        self._bytes -= sum(memory.num_bytes for memory in self._memories.pop(person, {}).values())
+        for memory in self._memories.pop(person, {}).values():
+            self._rooms.setdefault(memory.num_bytes, []).append(memory)
 
     def _memory(self, cut: Cut, moments: int) -> Memory | None:
         """The memory of a history; None where it is not worth one yet."""
@@ -126,12 +136,32 @@ class Encoder:
             found = self._remember(cut)
             if not person.is_kept:
                 return found
+            self._keep(found)
             self._memories.setdefault(person, {})[length] = found
-            self._bytes += found.num_bytes
         self._memories.move_to_end(person)
-        while self._bytes > self.most_bytes and len(self._memories) > 1:
-            self.forget(next(iter(self._memories)))  # the one that was asked for the longest time ago
+        while self._bytes > self.most_bytes and (self._rooms or len(self._memories) > 1):
+            if not self._rooms:
+                self.forget(next(iter(self._memories)))  # the one that was asked for the longest time ago
+            self._drop_room()
         return found
+
+    def _keep(self, memory: Memory) -> None:
+        """Put a memory where another one was, if there is such a room."""
+        rooms = self._rooms.get(memory.num_bytes)
+        if rooms is None:
+            memory.move_apart()
+            self._bytes += memory.num_bytes
+            return
+        memory.move_into(rooms.pop())
+        if not rooms:
+            del self._rooms[memory.num_bytes]
+
+    def _drop_room(self) -> None:
+        size, rooms = next(iter(self._rooms.items()))
+        rooms.pop()
+        self._bytes -= size
+        if not rooms:
+            del self._rooms[size]
 
     def _is_first(self, cut: Cut) -> bool:
         """Whether this history is asked for the first time, as far as is known."""

@@ -1,6 +1,6 @@
 """What every request passes first: where it comes from, key, rate, size. And last: its status, metrics, one log line.
 
-The three posts are answered here, before FastAPI's routing, which would take longer than the answer.
+The posts are answered here, before FastAPI's routing, which would take longer than the answer.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[[bytes], Awaitable[bytes]]
+Headers = list[tuple[bytes, bytes]]
 
 OPEN_ROUTES = ("/health", "/ready", "/")
 """Answered without a key, as are the page's files: they hold no data."""
 PAGE = "/page"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _JSON = (b"content-type", b"application/json")
+_NONE: Headers = []
 
 
 class Gate:
@@ -65,7 +67,36 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status, size = time.perf_counter(), 0, 0
+        started, path = time.perf_counter(), scope["path"]
+        handler = self.posts.get(path) if scope["method"] == "POST" else None
+        if handler is None:
+            status, size = await self._pass_on(scope, path, receive, send)
+        else:
+            status, size = await self._post(scope, path, handler, receive, send)
+        seconds, route = time.perf_counter() - started, self._route(scope)
+        self.metrics.count_request(route, status, seconds)
+        self.log.request(scope["method"], route, status, seconds, size)
+
+    async def _post(self, scope: Scope, path: str, handler: Handler, receive: Receive, send: Send) -> tuple[int, int]:
+        """Answer a post; returns status and size of the answer."""
+        status, more = 200, _NONE
+        try:
+            headers = dict(scope["headers"])
+            self._admit(scope, path, headers)
+            # A foreign page can post plain text from a browser without asking; JSON it cannot.
+            if not headers.get(b"content-type", b"").lower().startswith(b"application/json"):
+                raise Refused("the body must come with the header Content-Type: application/json", 415)
+            answer = await handler(await self._read(headers, receive))
+        except Refused as refused:
+            status, answer, more = refused.status, refusal_body(refused), _retry(refused)
+        except Exception as error:  # our own mistake; the client gets a line, the log the rest
+            status, answer = 500, refusal_body(self._mistake(error))
+        await _send(send, status, answer, more)
+        return status, len(answer)
+
+    async def _pass_on(self, scope: Scope, path: str, receive: Receive, send: Send) -> tuple[int, int]:
+        """Let the application answer; returns status and size of the answer."""
+        status = size = 0
 
         async def noting(message: Message) -> None:
             nonlocal status, size
@@ -75,33 +106,21 @@ class Gate:
             await send(message)
 
         try:
-            await self._answer(scope, receive, noting)
+            self._admit(scope, path, dict(scope["headers"]))
+            await self.app(scope, receive, noting)
         except Refused as refused:
             if not status:
-                await refuse(noting, refused)
-        except Exception as error:  # our own mistake; the client gets a line, the log the rest
-            self.log.say("error", kind=type(error).__name__, trace=traceback.format_exc())
+                await _send(noting, refused.status, refusal_body(refused), _retry(refused))
+        except Exception as error:
+            mistake = self._mistake(error)
             if not status:
-                await refuse(noting, Refused("the server made a mistake, which is in its log", 500))
-        seconds, route = time.perf_counter() - started, self._route(scope)
-        self.metrics.count_request(route, status, seconds)
-        self.log.request(scope["method"], route, status, seconds, size)
+                await _send(noting, mistake.status, refusal_body(mistake), [])
+        return status, size
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path: str = scope["path"]
-        headers = dict(scope["headers"])
-        self._admit(scope, path, headers)
-        handler = self.posts.get(path) if scope["method"] == "POST" else None
-        if handler is None:
-            await self.app(scope, receive, send)
-            return
-        # A foreign page can post plain text from a browser without asking; JSON it cannot.
-        if not headers.get(b"content-type", b"").lower().startswith(b"application/json"):
-            raise Refused("the body must come with the header Content-Type: application/json", 415)
-        body = await self._read(headers, receive)
-        answer = await handler(body)
-        await send({"type": "http.response.start", "status": 200, "headers": _headers(answer)})
-        await send({"type": "http.response.body", "body": answer})
+    def _mistake(self, error: Exception) -> Refused:
+        """Log our own mistake; called where it is handled."""
+        self.log.say("error", kind=type(error).__name__, trace=traceback.format_exc())
+        return Refused("the server made a mistake, which is in its log", 500)
 
     def _admit(self, scope: Scope, path: str, headers: dict[bytes, bytes]) -> None:
         if self._hosts:
@@ -140,23 +159,19 @@ class Gate:
         return str(getattr(scope.get("route"), "path", "other"))
 
 
-async def refuse(send: Send, refused: Refused) -> None:
-    """Answer with a status and one line."""
-    body = refusal_body(refused)
-    headers = _headers(body)
-    if refused.retry_after is not None:
-        headers.append((b"retry-after", str(refused.retry_after).encode()))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+async def _send(send: Send, status: int, body: bytes, more: Headers) -> None:
+    headers = [_JSON, (b"content-length", b"%d" % len(body)), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _retry(refused: Refused) -> Headers:
+    return [] if refused.retry_after is None else [(b"retry-after", b"%d" % refused.retry_after)]
 
 
 def refusal_body(refused: Refused) -> bytes:
     """`{"error": "..."}`."""
     return orjson.dumps({"error": str(refused)})
-
-
-def _headers(body: bytes) -> list[tuple[bytes, bytes]]:
-    return [_JSON, (b"content-length", str(len(body)).encode())]
 
 
 def _digest(key: bytes) -> bytes:

@@ -35,7 +35,7 @@ class Limits:
     batch: int = 64
     """Requests that are answered together."""
     wait: float = 0.004
-    """Seconds that the worker waits for more requests, on a server with several clients."""
+    """Seconds that the worker waits at most for as many requests as it answered last."""
 
 
 class TokenBuckets:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +15,33 @@ from trope.server.schema import ItemId
 from trope.server.store import Past, Store, Stored
 
 Ints = npt.NDArray[np.int64]
+_STEP = 128
 
 
-class Own(NamedTuple):
-    """Distinct items of a history in order of id, how often each was chosen, and when last."""
+class Room:
+    """Columns of numbers with room for more behind them.
 
-    items: Ints
-    counts: Ints
-    last: Ints
+    A server replaces arrays all day. New ones of every size would leave holes in the process's memory; rooms come in
+    few sizes and are used again.
+    """
+
+    __slots__ = ("_array",)
+
+    def __init__(self, columns: int, length: int) -> None:
+        self._array = np.empty((columns, -(-(length + 1) // _STEP) * _STEP), np.int64)
+
+    def has(self, length: int) -> bool:
+        """Whether so many numbers fit."""
+        return length <= self._array.shape[1]
+
+    def put(self, *columns: Ints) -> Ints:
+        """The columns as one array in this room, [columns, length]; overwrites what was there."""
+        return np.stack(columns, out=self._array[:, : len(columns[0])])
+
+    def append(self, length: int, *values: int) -> Ints:
+        """Numbers behind the first `length`, which stay; returns all."""
+        self._array[:, length] = values
+        return self._array[:, : length + 1]
 
 
 @dataclass(slots=True, eq=False)
@@ -35,22 +53,59 @@ class Person:
     position: int = 0
     is_known: bool = False  # whether there was any event at all, also with items that the model does not know
     is_kept: bool = True  # False for a history that came with a request, and goes with it
-    _own: Own | None = field(default=None, repr=False)
+    _room: Room | None = field(default=None, repr=False)  # of items and times, which begin there
+    _own: Ints | None = field(default=None, repr=False)
+    _own_room: Room | None = field(default=None, repr=False)
+    _last: int = field(init=False, repr=False)
 
-    def own(self, length: int) -> Own:
-        """The distinct items of the first `length` events; those of the whole history are kept."""
+    def __post_init__(self) -> None:
+        self._last = int(self.times[-1]) if len(self.times) else 0
+
+    def own(self, length: int) -> Ints:
+        """The first `length` events by item, [3, C]: distinct items in order of id, how often each was chosen, and when
+        last. Those of the whole history are kept."""
         if length == len(self.items) and self._own is not None:
             return self._own
         # In reverse, the first place of an item is that of its last event.
         items, places, counts = np.unique(self.items[:length][::-1], return_index=True, return_counts=True)
-        found = Own(items, counts, self.times[length - 1 - places])
-        if length == len(self.items):
-            self._own = found
-        return found
+        columns = items, counts, self.times[length - 1 - places]
+        if length < len(self.items) or not self.is_kept:
+            return np.stack(columns)
+        if self._own_room is None or not self._own_room.has(len(items)):
+            self._own_room = Room(3, len(items))
+        self._own = self._own_room.put(*columns)
+        return self._own
 
     def until(self, moment: int) -> int:
         """How many events happened up to a moment; one of this very second has happened."""
-        return int(np.searchsorted(self.times, moment, side="right"))
+        return len(self.times) if moment >= self._last else int(np.searchsorted(self.times, moment, side="right"))
+
+    def joined(self, items: Ints, times: Ints, position: int, most: int) -> Person:
+        """The person that takes this one's place, with new events behind those of the same time; at most `most`.
+
+        This one is not to be used any more: its arrays may be used for the new one.
+        """
+        length, is_later = len(self.times), len(times) == 0 or (len(times) == 1 and int(times[0]) >= self._last)
+        if is_later and self._room is not None and length + len(times) <= most and self._room.has(length + len(times)):
+            if len(times):
+                items, times = self._room.append(length, int(items[0]), int(times[0]))
+            else:
+                items, times = self.items, self.times
+            return Person(items, times, position, True, _room=self._room, _own_room=self._own_room)
+        times, items = np.concatenate((self.times, times)), np.concatenate((self.items, items))
+        if len(times) > 1 and (np.diff(times) < 0).any():
+            order = np.argsort(times, kind="stable")
+            times, items = times[order], items[order]
+        return Person.in_room(items[-most:], times[-most:], position, True, self._own_room)
+
+    @classmethod
+    def in_room(
+        cls, items: Ints, times: Ints, position: int = 0, is_known: bool = False, own_room: Room | None = None
+    ) -> Person:
+        """A person who is kept, and to whose history events may be added."""
+        room = Room(2, len(items))
+        items, times = room.put(items, times)
+        return cls(items, times, position, is_known, _room=room, _own_room=own_room)
 
 
 class People:
@@ -102,20 +157,15 @@ class People:
 
     def _load(self, user: str, stored: list[Past]) -> Person:
         items, times = (np.empty(0, np.int64),) * 2 if self.known is None else self.known.history(user, self.most)
-        person = Person(items, times, is_known=len(items) > 0)
+        person = Person.in_room(items, times, is_known=len(items) > 0)
         return self._joined(person, _not_among(stored, items, times, self.catalogue)) if stored else person
 
     def _joined(self, person: Person, new: Sequence[Past]) -> Person:
         """The history with new events behind those of the same time."""
         items = self.catalogue.dense([event.item for event in new])
         times = np.fromiter((event.time for event in new), np.int64, len(new))
-        times, items = times[items > 0], items[items > 0]
         position = max((event.position for event in new), default=person.position)
-        times, items = np.concatenate((person.times, times)), np.concatenate((person.items, items))
-        if len(times) > 1 and (np.diff(times) < 0).any():
-            order = np.argsort(times, kind="stable")
-            times, items = times[order], items[order]
-        return Person(items[-self.most :], times[-self.most :], position, is_known=True)
+        return person.joined(items[items > 0], times[items > 0], position, self.most)
 
 
 def _not_among(stored: list[Past], items: Ints, times: Ints, catalogue: Catalogue) -> list[Past]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import deque
@@ -15,19 +16,23 @@ from trope.server.refusal import Refused
 from trope.server.worker import Job, Outcome, Worker
 
 Entry = tuple[Job, "asyncio.Future[Any]"]
+_NEVER = sys.maxsize
 
 
 class BatchQueue:
     """Hands jobs from the event loop to the worker's thread, and outcomes back.
 
-    While the worker is busy jobs gather, so that a busy server has large batches without waiting for them.
+    While the worker is busy jobs gather, so that a busy server has large batches without waiting for them. Clients that
+    ask again when they are answered come back together: the worker waits a moment for as many as it answered last.
     """
 
     def __init__(self, worker: Worker, limits: Limits, metrics: Metrics) -> None:
         self.worker, self.limits, self.metrics = worker, limits, metrics
         self._entries: deque[Entry] = deque()
         self._wake = threading.Event()
-        self._is_idle = self._is_closing = self._is_busy = False
+        self._is_closing = False
+        self._wanted = _NEVER  # entries at which the worker is to be woken
+        self._expected = 0  # entries of the last batch
         self._thread = threading.Thread(target=self._work, name="trope-worker", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         metrics.watch_queue(self._entries.__len__)
@@ -42,8 +47,8 @@ class BatchQueue:
         """Whether jobs are accepted and done."""
         return self._thread.is_alive() and not self._is_closing
 
-    async def do(self, job: Job) -> Any:
-        """The outcome of a job; refused where too many wait already."""
+    def do(self, job: Job) -> asyncio.Future[Any]:
+        """The outcome of a job, to be awaited; refused where too many wait already."""
         if not self.is_open:
             raise Refused("the server is shutting down; ask another one", 503, retry_after=1)
         if len(self._entries) >= self.limits.waiting:
@@ -51,9 +56,9 @@ class BatchQueue:
         assert self._loop is not None
         future: asyncio.Future[Any] = self._loop.create_future()
         self._entries.append((job, future))
-        if self._is_idle:
+        if len(self._entries) >= self._wanted:
             self._wake.set()
-        return await future
+        return future
 
     async def close(self) -> None:
         """Do what waits, then end."""
@@ -76,17 +81,20 @@ class BatchQueue:
         while not self._entries:
             if self._is_closing:
                 return []
-            self._is_idle = True
-            if not self._entries and not self._is_closing:  # one may have come before we said that we are idle
-                self._wake.wait()
-            self._wake.clear()
-            self._is_idle = False
+            self._sleep_until(1, None)
         # Who asks alone does not wait for others.
-        if self._is_busy and len(self._entries) < self.limits.batch and not self._is_closing:
-            time.sleep(self.limits.wait)
+        self._sleep_until(min(self._expected, self.limits.batch), self.limits.wait)
         batch = [self._entries.popleft() for _ in range(min(len(self._entries), self.limits.batch))]
-        self._is_busy = len(batch) > 1
+        self._expected = len(batch)
         return batch
+
+    def _sleep_until(self, entries: int, seconds: float | None) -> None:
+        """Wait for so many entries, for so long at most, or until the queue is closed."""
+        self._wake.clear()
+        self._wanted = entries
+        if len(self._entries) < entries and not self._is_closing:  # they may have come before we said how many
+            self._wake.wait(seconds)
+        self._wanted = _NEVER
 
     def _run(self, batch: Sequence[Entry]) -> None:
         left = dict(enumerate(future for _, future in batch))

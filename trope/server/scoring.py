@@ -33,9 +33,8 @@ class Scores:
             return
         cuts = [rows.cuts[cut] for cut in rows.cut_N]
         owned = [cut.person.own(cut.length) for cut in cuts]
-        sizes = np.fromiter((len(own.items) for own in owned), np.int64, len(owned))
-        columns = (np.repeat(np.arange(len(owned)), sizes), *(np.concatenate(x) for x in zip(*owned, strict=True)))
-        rows_C, items_C, counts_C, last_C = (torch.from_numpy(column).to(device) for column in columns)
+        rows_C = torch.from_numpy(np.repeat(np.arange(len(owned)), [own.shape[1] for own in owned])).to(device)
+        items_C, counts_C, last_C = torch.from_numpy(np.concatenate(owned, axis=1)).to(device)
         lengths_N = torch.tensor([cut.length for cut in cuts], device=device)
         t_now_N = torch.tensor(rows.moments_N, device=device)
         self.out_NE = self.pulse.scale(self.out_NE, lengths_N, t_now_N)
@@ -66,9 +65,15 @@ class Scores:
     def _tile(self, first: int, last: int) -> Tensor:
         tile_NV = dot_scores(self.out_NE, self.vectors_VE)(first, last)
         if self.pulse is not None:
-            tile_NV += self.everybody_MV[:, first:last][self.moment_N]
-            here, mine = self.own.within(first, last)
-            tile_NV.index_put_((mine.rows, mine.items), self.own_C[here], accumulate=True)
+            everybody_MV = self.everybody_MV[:, first:last]
+            tile_NV += everybody_MV if len(everybody_MV) == 1 else everybody_MV[self.moment_N]
+            mine, own_C = self.own, self.own_C
+            if (first, last) != (1, self.num_items + 1):
+                here, mine = mine.within(first, last)
+                own_C = own_C[here]
+            else:
+                mine = Cells(mine.rows, mine.items - 1)
+            tile_NV.index_put_((mine.rows, mine.items), own_C, accumulate=True)
         return tile_NV
 
 

@@ -57,31 +57,56 @@ def top_k_of(
 ) -> TopK:
     """`top_k` by any scores, float32."""
     tile = tile or (CPU_TILE if device.type == "cpu" else GPU_TILE)
-    best_BK = torch.full((users, k), _EMPTY, device=device)
-    least_B = torch.full((users,), -torch.inf, device=device)
-    for first, last in tiles(num_items, max(1, tile // max(users, _LEAST_USERS))):
+    best_BK, least_B = None, None
+    ranges = tiles(num_items, max(1, tile // max(users, _LEAST_USERS)))
+    for first, last in ranges:
         tile_BW = scores(first, last)
         if left_out is not None:
             left_out.leave_out(tile_BW, first)
+        if len(ranges) == 1 and (found := _without_ties(tile_BW, first, k)) is not None:
+            return found
+        if best_BK is None or least_B is None:  # the first tile's best need no comparison
+            best_BK = _filled(keys(tile_BW, first).topk(min(k, last - first), dim=1).values, k)
+            least_B = _scores(best_BK[:, -1])
+            continue
         rows = torch.nonzero(tile_BW.amax(1) > least_B).flatten()
         if len(rows):
             here_BW = keys(tile_BW if len(rows) == users else tile_BW[rows], first)
             here_BK = here_BW.topk(min(k, last - first), dim=1).values
             best_BK[rows] = torch.cat((best_BK[rows], here_BK), dim=1).topk(k, dim=1).values
             least_B = _scores(best_BK[:, -1])
-    return _unpacked(best_BK)
+    return _unpacked(torch.full((users, k), _EMPTY, device=device) if best_BK is None else best_BK)
 
 
 def top_k_among(scores_BC: Tensor, items_BC: Tensor, k: int) -> TopK:
     """The `k` best of each user's own candidates, float32 scores of distinct items; score -inf leaves one out."""
     found_BK = _packed(scores_BC, items_BC).topk(min(k, scores_BC.shape[1]), dim=1).values
-    missing = k - found_BK.shape[1]
-    return _unpacked(torch.nn.functional.pad(found_BK, (0, missing), value=_EMPTY))
+    return _unpacked(_filled(found_BK, k))
 
 
 def keys(scores_BW: Tensor, first: int) -> Tensor:
     """Keys that sort as (score, then smaller item first); scores_BW: float32 scores of the items from `first` on."""
     return _packed(scores_BW, torch.arange(first, first + scores_BW.shape[1], device=scores_BW.device))
+
+
+def _without_ties(tile_BW: Tensor, first: int, k: int) -> TopK | None:
+    """The `k` best where their scores and the next one all differ: no key is needed then, which saves most of the time.
+
+    None where two are equal, or where the tile has not more than `k` items.
+    """
+    if tile_BW.shape[1] <= k:
+        return None
+    scores_BK, places_BK = tile_BW.topk(k + 1, dim=1)
+    if (scores_BK[:, 1:] == scores_BK[:, :-1]).any():
+        return None
+    # Were one of them -inf, that is left out, the next one would be too.
+    return TopK(places_BK[:, :k] + first, scores_BK[:, :k] + 0.0)
+
+
+def _filled(best_BK: Tensor, k: int) -> Tensor:
+    """Keys with empty places behind them where there are fewer than `k`."""
+    missing = k - best_BK.shape[1]
+    return torch.nn.functional.pad(best_BK, (0, missing), value=_EMPTY) if missing else best_BK
 
 
 def _packed(scores: Tensor, items: Tensor) -> Tensor:
