@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import socket
@@ -80,6 +81,9 @@ def serve(
     torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
     # The worker gives the interpreter up at every operation of torch, and would get it back after 5 ms each time.
     sys.setswitchinterval(0.0005)
+    # A batch makes thousands of objects, none of them in cycles: looking for cycles after every 700 costs more than
+    # some of its steps.
+    gc.set_threshold(20_000, 20, 20)
     limits, log = Limits(), Log(requests=not quiet)
     listening = _listen(host, port)
     events = open_store(_store_of(run, store))
@@ -120,6 +124,8 @@ def serve(
     if open_page:
         listening.listen()  # a browser that is faster than we are waits in the socket's queue
         webbrowser.open(f"{where}/")
+    gc.collect()
+    gc.freeze()  # what was loaded stays, and need not be looked at again
     uvicorn.Server(settings).run(sockets=[listening])
 
 

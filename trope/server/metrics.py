@@ -43,8 +43,6 @@ class Metrics:
         )
         # Finding a label's child takes longer than counting with it.
         self._children: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        self._sources: dict[str, Counter] = {}
-        self._arms: dict[str, Counter] = {}
 
     def watch_queue(self, depth: Callable[[], int]) -> None:
         """Ask `depth` for the queue's depth whenever the numbers are read."""
@@ -59,18 +57,21 @@ class Metrics:
         found[0].inc()
         found[1].observe(seconds)
 
-    def count_answer(self, answer: dict[str, Any]) -> None:
-        """Count the lists of one answer by what they come from."""
-        arm = answer.get("arm")
-        if arm is not None:
-            if arm not in self._arms:
-                self._arms[arm] = self.arms.labels(arm)
-            self._arms[arm].inc()
-        for part in answer.get("moments", (answer,)):
-            source = part["from"]
-            if source not in self._sources:
-                self._sources[source] = self.answers.labels(source)
-            self._sources[source].inc()
+    def count_answers(self, answers: Iterable[dict[str, Any]]) -> None:
+        """Count answers by arm, and their lists by what they come from."""
+        arms: dict[str, int] = {}
+        sources: dict[str, int] = {}
+        for answer in answers:
+            arm = answer.get("arm")
+            if arm is not None:
+                arms[arm] = arms.get(arm, 0) + 1
+            for part in answer.get("moments", (answer,)):
+                source = part["from"]
+                sources[source] = sources.get(source, 0) + 1
+        for arm, count in arms.items():
+            self.arms.labels(arm).inc(count)
+        for source, count in sources.items():
+            self.answers.labels(source).inc(count)
 
     def serve(self, versions: Iterable[str]) -> None:
         """Say which models are served from now on."""

@@ -110,14 +110,15 @@ class Worker:
             # One question must not fail the others of its batch.
             return [outcome for each in asks for outcome in self._answer([each])]
         found: list[tuple[int, Outcome]] = []
+        every: list[dict[str, Any]] = []
         for place, ask in asks:
             said = [next(answers) for _ in ask.questions]
             if self.trial is not None:
                 for question, each in zip(ask.questions, said, strict=True):
                     self.trial.sign(question, each, is_shown=ask.is_shown)
-            for each in said:
-                self.metrics.count_answer(each)
+            every += said
             found.append((place, orjson.dumps(said if ask.is_list else said[0])))
+        self.metrics.count_answers(every)
         return found
 
     def _by_arm(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
