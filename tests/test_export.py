@@ -165,6 +165,15 @@ def test_it_answers_as_a_recommender_does(sasrec: tuple[Path, Path], data: Seque
     assert np.abs(by_model.scores_BMK - by_programs.scores_BMK).max() <= 1e-6
 
 
+@pytest.mark.parametrize("program", ["encode", "look", "remember"])
+def test_the_comparison_asks_every_program(sasrec: tuple[Path, Path], program: str) -> None:
+    model, exported = Recommender.from_pretrained(sasrec[0], "cpu"), ExportedModel.load(sasrec[1])
+    assert parity.compare(model, exported, users=10).holds
+    run = exported.model.runs[program]  # type: ignore[index]
+    exported.model.runs[program] = lambda *inputs: run(*inputs) * 1.001  # type: ignore[index]
+    assert not parity.compare(model, exported, users=10).holds
+
+
 @pytest.mark.parametrize("name", ["encode.pt2", "remember.pt2", "items.safetensors", "catalogue/item_ids.npy"])
 def test_a_changed_file_is_refused(sasrec: tuple[Path, Path], tmp_path: Path, name: str) -> None:
     folder = shutil.copytree(sasrec[1], tmp_path / "copy")
@@ -285,3 +294,8 @@ def test_every_model_in_every_format(data: Sequences, tmp_path: Path, name: str,
 @pytest.mark.parametrize("name", ["trope", "sasrec-trope", "transformer-trope"])
 def test_models_of_baskets_in_every_format(data: Sequences, tmp_path: Path, name: str, kind: str) -> None:
     check_format(data, tmp_path, name, kind, "model.predicts=next-moment")
+
+
+@pytest.mark.export
+def test_packed_weights_in_aoti(data: Sequences, tmp_path: Path) -> None:
+    check_format(data, tmp_path, "sasrec", "aoti", "model.width=512", "model.head_dim=256", "model.blocks=1")
