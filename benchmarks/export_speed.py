@@ -4,8 +4,8 @@
     python benchmarks/export_speed.py --models hstu-trope --sizes default --formats onnx
 
 Process time (`time.process_time`), median of many calls. The kinds of call take turns, so that other work on the
-machine reaches all of them alike. A turn is ten calls after three that are not counted: weights of four wide networks do
-not fit a cache together, and who answers with one network has its weights in the cache.
+machine reaches all of them alike. A turn is ten calls after three that are not counted: four wide networks do not fit
+a cache together, and who answers with one network has its weights in the cache.
 
 Each program is compared with the model's function that does the same: `encode` with `encode_last`, `remember` with
 `remember`, `look` at one moment with `look`. Ranking the catalogue is the same for all and not part of it.
