@@ -9,6 +9,8 @@ from table_parts import ROOT, markdown
 
 SIZES = {"demo": "width 64, 1 block, 64 events", "default": "width 512, 2 blocks, 50 events"}
 FORMATS = ("aoti", "onnx", "torch")
+PULSE = "trope"
+"""The model whose scores are not cosines."""
 
 
 def measured(name: str) -> list[dict[str, Any]]:
@@ -41,26 +43,29 @@ def export_speed() -> str:
 
 
 def export_parity() -> str:
-    """The six models together, by size and format."""
+    """By size and format: the models whose scores are cosines, and the one with a pulse."""
     lines = []
     for size, words in SIZES.items():
         for kind in FORMATS:
-            rows = [row for row in measured("parity") if (row["size"], row["format"]) == (size, kind)]
-            if not rows:
-                continue
-            others, places = (sum(row[key] for row in rows) for key in ("other_items", "places"))
-            cells = [f"{max(row[key] for row in rows):.1e}" for key in ("cosines", "answers")]
-            same = sum(row["same_sets"] * row["users"] for row in rows)
-            lines.append(
-                [f"{kind}, {words}", str(len(rows)), *cells, f"{others} of {places:,}",
-                 f"{max(row['swaps'] for row in rows):.1e}", f"{sum(row['users'] for row in rows) - round(same)} of "
-                 f"{sum(row['users'] for row in rows):,}"]
-            )  # fmt: skip
+            found = [row for row in measured("parity") if (row["size"], row["format"]) == (size, kind)]
+            pulse = [row for row in found if row["model"] == PULSE]
+            others = [row for row in found if row["model"] != PULSE]
+            for name, rows in ((f"{len(others)} models", others), (PULSE, pulse)):
+                if rows:
+                    lines.append([f"{name} as {kind}, {words.partition(',')[0]}", *_agreement(rows)])
     header = [
-        "largest difference", "models", "of a cosine", "of a score", "places with another item",
-        "scores there differ by", "users with another set",
+        "", "users", "cosines differ by", "scores differ by", "places with another item", "scores there differ by",
+        "users with another set",
     ]  # fmt: skip
     return markdown(header, lines)
+
+
+def _agreement(rows: list[dict[str, Any]]) -> list[str]:
+    """Sums and largest differences of some models."""
+    users, places, items = (sum(row[key] for row in rows) for key in ("users", "places", "other_items"))
+    sets = users - round(sum(row["same_sets"] * row["users"] for row in rows))
+    cosines, scores, swaps = (f"{max(row[key] for row in rows):.1e}" for key in ("cosines", "answers", "swaps"))
+    return [f"{users:,}", cosines, scores, f"{items} of {places:,}", swaps, str(sets)]
 
 
 def _range(size: str, what: str, kind: str) -> str:
