@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from table_parts import ROOT, markdown, rows
+from tables_export import EXPORT, EXPORT_VALUES
 from tables_online import ONLINE
 from tables_scale import SCALE
 from tables_speed import SPEED
@@ -282,6 +283,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **SPEED,
     **ONLINE,
     **SCALE,
+    **EXPORT,
     "phases": phases,
     "recipes": recipes,
     "pace": pace,
@@ -306,6 +308,7 @@ def pulse_streamed(part: str) -> str:
 
 
 VALUES: dict[str, Callable[[], str]] = {
+    **EXPORT_VALUES,
     "prepare-minutes": lambda: f"{prepared('wall_s') / 60:.1f}",
     "prepare-memory": lambda: f"{prepared('peak_memory_gib'):.1f}",
     "stream-events": lambda: f"{streamed()['events'] / 1e6:,.0f}",

@@ -130,6 +130,7 @@ def test_the_manifest_describes_the_folder(sasrec: tuple[Path, Path]) -> None:
     assert content["programs"]["remember"]["output"] == {
         "name": "kept", "dtype": "float32", "shape": [2, "B", 2, "L", 4]
     }  # fmt: skip
+    assert content["programs"]["encode"]["output"] == {"name": "vectors", "dtype": "float32", "shape": ["B", 8]}
     assert content["dims"]["L"] == [2, 6] and content["pulse"] is None and content["predicts"] == "next-event"
     assert 0 <= content["parity"]["cosines"] <= 1e-6 and content["parity"]["users"] == 512
     written = {path.relative_to(sasrec[1]).as_posix() for path in sasrec[1].rglob("*") if path.is_file()}
@@ -146,7 +147,9 @@ def test_batch_length_and_moments_are_free(sasrec: tuple[Path, Path]) -> None:
         with torch.inference_mode():
             wanted = model.model.remember(items, times, lengths).look(at)
             got = exported.model.remember(items, times, lengths).look(at)
+            at_once = exported.model.encode_last(items, times, lengths, at[:, 0])
         assert torch.allclose(got, wanted, rtol=0, atol=5e-7)
+        assert torch.allclose(at_once, wanted[:, 0], rtol=0, atol=5e-7)
 
 
 def test_it_answers_as_a_recommender_does(sasrec: tuple[Path, Path], data: Sequences) -> None:
@@ -162,7 +165,16 @@ def test_it_answers_as_a_recommender_does(sasrec: tuple[Path, Path], data: Seque
     assert np.abs(by_model.scores_BMK - by_programs.scores_BMK).max() <= 1e-6
 
 
-@pytest.mark.parametrize("name", ["remember.pt2", "items.safetensors", "catalogue/item_ids.npy"])
+@pytest.mark.parametrize("program", ["encode", "look", "remember"])
+def test_the_comparison_asks_every_program(sasrec: tuple[Path, Path], program: str) -> None:
+    model, exported = Recommender.from_pretrained(sasrec[0], "cpu"), ExportedModel.load(sasrec[1])
+    assert parity.compare(model, exported, users=10).holds
+    run = exported.model.runs[program]  # type: ignore[index]
+    exported.model.runs[program] = lambda *inputs: run(*inputs) * 1.001  # type: ignore[index]
+    assert not parity.compare(model, exported, users=10).holds
+
+
+@pytest.mark.parametrize("name", ["encode.pt2", "remember.pt2", "items.safetensors", "catalogue/item_ids.npy"])
 def test_a_changed_file_is_refused(sasrec: tuple[Path, Path], tmp_path: Path, name: str) -> None:
     folder = shutil.copytree(sasrec[1], tmp_path / "copy")
     content = bytearray((folder / name).read_bytes())
@@ -191,7 +203,7 @@ def rewritten(folder: Path, **changes: object) -> Path:
     ({"time_span": [9, 3]}, "is damaged: time_span"),
     ({"programs": {"look": {}}}, "lists the programs"),
     ({"built_for": "Linux m68k DEFAULT"}, "was compiled for Linux m68k DEFAULT, this machine is"),
-    ({"files": {}}, "lists no items.safetensors"),
+    ({"files": {}}, "lists no encode.pt2, items.safetensors"),
     ({"num_items": 5}, "is of another model"),
     ({"pulse": {"turning": -1}}, "pulse.turning -1"),
 ])  # fmt: skip
@@ -263,7 +275,7 @@ def check_format(data: Sequences, folder: Path, name: str, kind: str, *more: str
 
 def test_trope_in_onnx_with_a_pulse_and_baskets(data: Sequences, tmp_path: Path) -> None:
     exported = check_format(data, tmp_path, "trope", "onnx", "model.predicts=next-moment", "model.blocks=1")
-    assert exported.manifest.turning == 2 and sorted(exported.manifest.programs) == ["look", "remember"]
+    assert exported.manifest.turning == 2 and sorted(exported.manifest.programs) == ["encode", "look", "remember"]
 
 
 def test_tisasrec_in_onnx_is_one_program(data: Sequences, tmp_path: Path) -> None:
@@ -282,3 +294,8 @@ def test_every_model_in_every_format(data: Sequences, tmp_path: Path, name: str,
 @pytest.mark.parametrize("name", ["trope", "sasrec-trope", "transformer-trope"])
 def test_models_of_baskets_in_every_format(data: Sequences, tmp_path: Path, name: str, kind: str) -> None:
     check_format(data, tmp_path, name, kind, "model.predicts=next-moment")
+
+
+@pytest.mark.export
+def test_packed_weights_in_aoti(data: Sequences, tmp_path: Path) -> None:
+    check_format(data, tmp_path, "sasrec", "aoti", "model.width=512", "model.head_dim=256", "model.blocks=1")

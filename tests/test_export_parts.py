@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -148,3 +150,36 @@ def test_made_up_users_reach_the_ends() -> None:
     ties = np.diff(histories.times) == 0
     assert ties.mean() > 0.1
     assert not Parity(1, float("nan"), 0.0, 1.0, 1.0).holds and not Parity(1, 0.0, float("nan"), 1.0, 1.0).holds
+
+
+def test_compiled_programs_get_contiguous_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code reads by shape alone: a transposed view would be read in the wrong order."""
+    from trope.serve.export import formats
+
+    class Package:
+        loader: ClassVar[Any]
+
+        def boxed_run(self, inputs: list[Tensor]) -> list[Tensor]:
+            assert all(x.is_contiguous() for x in inputs)
+            return [inputs[0] + 1]
+
+    Package.loader = Package()
+    monkeypatch.setattr("torch._inductor.aoti_load_package", lambda path: Package())
+    view = torch.arange(6).view(2, 3).T
+    assert torch.equal(formats.load(tmp_path / "encode.pt2", "aoti")(view, view), view + 1)
+
+
+@pytest.mark.parametrize(("width", "is_packed"), [(16, False), (512, True)])
+def test_wide_weights_are_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, is_packed: bool) -> None:
+    from trope.serve.export import formats
+
+    def compile_(graph: object, package_path: str, inductor_configs: dict[str, object]) -> None:
+        assert inductor_configs["freezing"] is is_packed
+        assert not torch.is_grad_enabled()  # or Inductor would not freeze
+        (tmp_path / "asked").touch()
+
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compile_)
+    monkeypatch.setattr(formats, "trace", lambda program: None)
+    model = model_of("sasrec", f"model.width={width}", f"model.head_dim={width // 2}", "model.blocks=1")
+    formats.write(programs_of(model)["encode"], "aoti", tmp_path / "encode.pt2")
+    assert (tmp_path / "asked").exists()

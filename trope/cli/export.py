@@ -17,9 +17,10 @@ def export(
 ) -> None:
     """Export a run's model for other runtimes, and compare the result with the model.
 
-    The folder holds two programs. `remember` encodes histories; `look` gives a vector for each history at each moment.
-    tisasrec has one program instead, `encode`. Batch, length and number of moments are free. Beside them are the item
-    table, the catalogue, the pulse's weights, and manifest.json: inputs, outputs, config, SHA-256 of every file.
+    The folder holds three programs. `encode` gives a vector for each history at one moment. For several moments,
+    `remember` encodes histories, and `look` gives a vector for each history at each moment; tisasrec has only `encode`.
+    Batch, length and number of moments are free. Beside them are the item table, the catalogue, the pulse's weights,
+    and manifest.json: inputs, outputs, config, SHA-256 of every file.
 
     A score is the dot product of a vector with an item's row of the table, divided by the row's length. With a pulse,
     counts are added: see `trope/serve/export/manifest.py`. ExportedModel in `trope/serve/export/exported.py` shows all

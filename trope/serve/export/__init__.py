@@ -2,7 +2,9 @@
 
 frozen.py    rotary encodings as constants, because no exporter keeps float64 constants that are read from int64 bits
 contexts.py  what blocks ask for, in operations that give the same integers in every format
-programs.py  the programs: `remember` and `look`, or `encode` for models that cannot remember
+intervals.py TiSASRec's attention with tables that no call copies
+last_block.py  what `encode` computes of the last block: the last event alone
+programs.py  the programs: `encode`, and `remember` and `look` of models that can
 formats.py   a program as a file, and back
 onnx_integers.py  integer operations that ONNX lacks, or that ONNX Runtime gets wrong
 manifest.py  the exported folder's files, how a score is formed, and the manifest with SHA-256

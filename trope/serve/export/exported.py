@@ -62,7 +62,7 @@ class ExportedNetwork(nn.Module):
 
     @property
     def can_remember(self) -> bool:
-        """Whether there are two programs, or one that encodes anew for each moment."""
+        """Whether there are programs to remember and look, or only one that encodes anew for each moment."""
         return "remember" in self.runs
 
     def item_vectors(self) -> Tensor:
@@ -75,8 +75,6 @@ class ExportedNetwork(nn.Module):
 
     def encode_last(self, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor, t_now_B: Tensor) -> Tensor:
         """What `SequentialRecommender.encode_last` gives, [B, E]."""
-        if self.can_remember:
-            return self.remember(items_BL, times_BL, lengths_B).look(t_now_B[:, None])[:, 0]
         history = at_least_two(items_BL, times_BL, lengths_B)
         return self.runs["encode"](self.get_buffer("table"), *history, t_now_B)
 

@@ -18,8 +18,10 @@ from trope.kernels.rotary.reference import phase
 from trope.models.context import Rotation
 from trope.models.look_context import Speeds
 from trope.models.recommender import SequentialRecommender
+from trope.models.transformer import IntervalAttention
 from trope.rotary import IndexRoPE, TORoPE, TRoPE
 from trope.rotary.base import Rotary
+from trope.serve.export.intervals import FrozenIntervals
 
 
 class FrozenRotary(Rotary):
@@ -100,7 +102,7 @@ class Turning(nn.Module):
 
 
 def freeze(model: SequentialRecommender) -> SequentialRecommender:
-    """A copy of the model on the CPU, in eval mode, whose encodings are frozen; the model stays as it is."""
+    """A copy of the model on the CPU, in eval mode, with frozen encodings and intervals; the model stays as it is."""
     frozen = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     place = 0
     for module in list(frozen.modules()):
@@ -108,6 +110,8 @@ def freeze(model: SequentialRecommender) -> SequentialRecommender:
             if isinstance(child, TRoPE | TORoPE | IndexRoPE):
                 setattr(module, name, FrozenRotary(child, place))
                 place += 1
+            elif isinstance(child, IntervalAttention):
+                setattr(module, name, FrozenIntervals(child))
     return frozen
 
 

@@ -1,6 +1,6 @@
 """The exported folder and its manifest.
 
-    remember.*, look.*, or encode.*   the programs (`trope.serve.export.programs`); .pt2 or .onnx
+    encode.*, remember.*, look.*      the programs (`trope.serve.export.programs`); .pt2 or .onnx
     items.safetensors                 "table", float32 [V + 1, E]: the item table, an input of every program
     pulse.safetensors                 of a model with a fitted pulse: its weights and counts (`trope.models.pulse`)
     catalogue/                        the items' original ids and names, as in a run
@@ -35,7 +35,7 @@ from trope.settings import from_dict, migrate, to_dict
 
 MANIFEST, TABLE_FILE, PULSE_FILE = "manifest.json", "items.safetensors", "pulse.safetensors"
 TABLE = "table"
-VERSION = "trope-export-1"
+VERSION = "trope-export-2"
 _AGAIN = "export the model again"
 _KINDS: dict[str, Any] = {
     "format": str, "version": str, "num_items": int, "time_span": list[int], "config": dict,
@@ -106,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{path} is damaged: format {kind!r}, num_items {items}; {_AGAIN}")
     if len(span) != 2 or not 0 <= span[0] <= span[1] <= LATEST_TIME:
         raise ValueError(f"{path} is damaged: time_span {span}; {_AGAIN}")
-    if sorted(content["programs"]) not in (["look", "remember"], ["encode"]):
+    if sorted(content["programs"]) not in (["encode", "look", "remember"], ["encode"]):
         raise ValueError(f"{path} lists the programs {sorted(content['programs'])}; {_AGAIN}")
     if content["built_for"] not in ("any", built_for("aoti")):
         raise ValueError(

@@ -34,10 +34,11 @@ _USERS_AT_A_TIME = 64
 class Parity(NamedTuple):
     """What a comparison found.
 
-    cosines: largest difference of a user's cosine with any item.
+    cosines: largest difference of a user's cosine with any item, by `encode` and by `remember` and `look`.
     answers: largest difference of the scores at a place of the top 100, relative to the user's largest if above 1.
     same_places: share of these places with the same item; others hold items whose scores are equal to rounding.
     same_sets: share of the users whose 100 items are the same, in whatever order.
+    swaps: as answers, at the places with different items alone.
     """
 
     users: int
@@ -45,6 +46,7 @@ class Parity(NamedTuple):
     answers: float
     same_places: float
     same_sets: float
+    swaps: float = 0.0
 
     @property
     def holds(self) -> bool:
@@ -58,24 +60,32 @@ def compare(model: Recommender, exported: Recommender, users: int = USERS, seed:
     k = min(TOP, len(model.catalogue))
     cosines = 0.0
     for rows in torch.arange(users).split(_USERS_AT_A_TIME):
-        wanted_BE, got_BE = (vectors(each, histories, moments, rows) for each in (model, exported))
-        cosines = largest(cosines, _apart(wanted_BE - got_BE, model.model.item_vectors().detach()))
+        wanted_BE = vectors(model, histories, moments, rows)
+        for by_memory in (False, True) if exported.model.can_remember else (False,):
+            got_BE = vectors(exported, histories, moments, rows, by_memory)
+            cosines = largest(cosines, _apart(wanted_BE - got_BE, model.model.item_vectors().detach()))
     wanted, got = (each.rank(histories, moments, k) for each in (model, exported))
     scores, found_scores = (x.scores.reshape(users, k) for x in (wanted, got))
     apart = np.abs(scores - found_scores) / np.maximum(1, np.abs(scores).max(axis=1, keepdims=True))
     items, found = (np.sort(x.items.reshape(users, k), axis=1) for x in (wanted, got))
-    same = float((wanted.items == got.items).mean())
-    return Parity(users, cosines, float(apart.max()), same, float((items == found).all(axis=1).mean()))
+    is_same = (wanted.items == got.items).reshape(users, k)
+    sets = float((items == found).all(axis=1).mean())
+    return Parity(users, cosines, float(apart.max()), float(is_same.mean()), sets, float((apart * ~is_same).max()))
 
 
 @torch.inference_mode()
-def vectors(of: Recommender, histories: Histories, moments: npt.NDArray[np.int64], rows: Tensor) -> Tensor:
-    """Unit vectors of some users at their moments, [B, E]."""
+def vectors(
+    of: Recommender, histories: Histories, moments: npt.NDArray[np.int64], rows: Tensor, by_memory: bool = False
+) -> Tensor:
+    """Unit vectors of some users at their moments, [B, E]. by_memory: by `remember` and `look`."""
     items, times, offsets = (torch.from_numpy(x) for x in histories)
     begins, ends = offsets[rows], offsets[rows + 1]
     width = min(of.model.config.model.max_len, int((ends - begins).max()))
     history = last_events(items, times, begins, ends, width)
-    return of.model.encode_last(*history, torch.from_numpy(moments)[rows])
+    t_now_B = torch.from_numpy(moments)[rows]
+    if by_memory:
+        return of.model.remember(*history).look(t_now_B[:, None])[:, 0]
+    return of.model.encode_last(*history, t_now_B)
 
 
 def made_up(of: Recommender, users: int, seed: int) -> tuple[Histories, npt.NDArray[np.int64]]:

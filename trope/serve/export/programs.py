@@ -1,8 +1,10 @@
 """The programs of a model: tensors in, tensors out, any batch, length and number of moments.
 
+    encode(table, items, times, lengths, t_now)                     -> vectors, one for each history
     remember(table, items, times, lengths)                          -> kept
-    look(table, kept, items, times, lengths, pending, moments)      -> vectors
-    encode(table, items, times, lengths, t_now)                     -> vectors, of models that cannot remember
+    look(table, kept, items, times, lengths, pending, moments)      -> vectors, one for each history and moment
+
+`encode` answers one moment, for less than `remember` and `look` together. Models that cannot remember have no others.
 
 table: the item table, which lies beside the programs; no program holds it.
 items, times, lengths: right-padded histories, as in `SequentialRecommender.encode`. L is at least 2.
@@ -32,9 +34,11 @@ from trope.models.hstu import LAST_BUCKET
 from trope.models.look_context import Pending
 from trope.models.pulse.head import in_last_year
 from trope.models.recommender import SequentialRecommender
+from trope.models.transformer import TiSASRecBlock
 from trope.rotary import query_times
 from trope.serve.export.contexts import ProgramContext, ProgramLookContext, bucket_edges
 from trope.serve.export.frozen import Turning, freeze, rotaries_of
+from trope.serve.export.last_block import intervals_from_last, look_from_last, rows_of
 
 INT, FLOAT = "int64", "float32"
 # Upper ends of dims that only memory bounds: far beyond any use, and products of them still fit 64 bits.
@@ -151,7 +155,11 @@ class Remember(Program):
 
 
 class Encode(Program):
-    """Unit vectors of each history's last event at its moment, [B, E]."""
+    """Unit vectors of each history's last event at its moment, [B, E]. The last block computes no other query."""
+
+    def __init__(self, model: SequentialRecommender) -> None:
+        super().__init__(model)
+        self.turning = Turning(rotaries) if (rotaries := rotaries_of(model)) else None
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -167,11 +175,17 @@ class Encode(Program):
         looking_from_BL = query_times(times, lengths, t_now, check_values=False, later=self.looks_later)
         x_TE = self.embed(table, items, index_BL).flatten(0, 1)
         context = ProgramContext(lengths, times, looking_from_BL, index_BL, x_TE, self.edges)
-        stream = Stream(x_TE)
-        for block in self.layers:
-            stream = block(stream, context)
         last_B = torch.arange(B, device=items.device) * L + lengths - 1
-        stream = Stream(stream.x_TE[last_B], None if stream.delta_TE is None else stream.delta_TE[last_B])
+        *blocks, last = self.layers
+        stream = Stream(x_TE)
+        for block in blocks:
+            stream = block(stream, context)
+        if isinstance(last, TiSASRecBlock):
+            stream = intervals_from_last(last, stream, last_B, context)
+        else:
+            pending = pending_events(items, times, lengths, (lengths - 1)[:, None])
+            look = ProgramLookContext(pending, t_now[:, None], x_TE, self.turning, self.edges)
+            stream = look_from_last(last, stream, last_B, context, look)
         return self.finish(stream, x_TE[last_B], t_now)
 
 
@@ -180,8 +194,7 @@ class Look(Program):
 
     def __init__(self, model: SequentialRecommender) -> None:
         super().__init__(model)
-        rotaries = rotaries_of(model)
-        self.turning = Turning(rotaries) if rotaries else None
+        self.turning = Turning(rotaries) if (rotaries := rotaries_of(model)) else None
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -196,33 +209,39 @@ class Look(Program):
         self, table: Tensor, kept: Tensor, items: Tensor, times: Tensor, lengths: Tensor, pending: Tensor,
         moments: Tensor,
     ) -> Tensor:  # fmt: skip
-        (B, M), G, L = moments.shape, pending.shape[1], items.shape[1]
-        settled_B = pending[:, 0]
-        counts_B = lengths - settled_B
-        items_BG, times_BG = items.gather(1, pending), times.gather(1, pending)
-        places, group = torch.arange(L, device=items.device), torch.arange(G, device=items.device)
-        seen_BGK = torch.cat(
-            (
-                (places < settled_B[:, None])[:, None].expand(B, G, L),
-                (group <= group[:, None])[None].expand(B, G, G),
-            ),
-            dim=2,
-        )
-        key_index_BK = torch.cat((places.expand(B, L), pending), dim=1)
-        key_times_BK = torch.cat((times, times_BG), dim=1)
-        distances_BGK = key_index_BK[:, None] - pending[:, :, None]
-        events = Pending(items_BG, times_BG, pending, counts_B, key_times_BK, distances_BGK, seen_BGK)
-        x_TE = self.embed(table, items_BG, pending).flatten(0, 1)
+        B, M, G = len(items), moments.shape[1], pending.shape[1]
+        moments = moments.expand(B, M)  # tells the exporter that histories and moments have one B, also where M is 1
+        events = pending_events(items, times, lengths, pending)
+        x_TE = self.embed(table, events.items_BG, pending).flatten(0, 1)
         context = ProgramLookContext(events, moments, x_TE, self.turning, self.edges)
         stream = Stream(x_TE)
         for number, block in enumerate(self.layers):
             stream, _ = block.look(stream, context, KeysValues(kept[2 * number], kept[2 * number + 1]))
         start_TE = context.each_moment(x_TE)
         if self.looks_later:  # the last pending event speaks for the history
-            last_T = torch.arange(B * M, device=x_TE.device) * G + counts_B[:, None].expand(B, M).reshape(-1) - 1
-            stream = Stream(stream.x_TE[last_T], None if stream.delta_TE is None else stream.delta_TE[last_T])
-            start_TE = start_TE[last_T]
+            counts_T = events.counts_B[:, None].expand(B, M).reshape(-1)
+            last_T = torch.arange(B * M, device=x_TE.device) * G + counts_T - 1
+            stream, start_TE = rows_of(stream, last_T), start_TE[last_T]
         return self.finish(stream, start_TE, moments.reshape(-1)).view(B, M, -1)
+
+
+def pending_events(items: Tensor, times: Tensor, lengths: Tensor, pending: Tensor) -> Pending:
+    """The events at the places `pending` [B, G] of right-padded histories; keys are all places, then these."""
+    (B, L), G = items.shape, pending.shape[1]
+    settled_B = pending[:, 0]
+    items_BG, times_BG = items.gather(1, pending), times.gather(1, pending)
+    places, group = torch.arange(L, device=items.device), torch.arange(G, device=items.device)
+    seen_BGK = torch.cat(
+        (
+            (places < settled_B[:, None])[:, None].expand(B, G, L),
+            (group <= group[:, None])[None].expand(B, G, G),
+        ),
+        dim=2,
+    )
+    key_index_BK = torch.cat((places.expand(B, L), pending), dim=1)
+    key_times_BK = torch.cat((times, times_BG), dim=1)
+    distances_BGK = key_index_BK[:, None] - pending[:, :, None]
+    return Pending(items_BG, times_BG, pending, lengths - settled_B, key_times_BK, distances_BGK, seen_BGK)
 
 
 def programs_of(model: SequentialRecommender) -> dict[str, Program]:
@@ -230,7 +249,10 @@ def programs_of(model: SequentialRecommender) -> dict[str, Program]:
     if model.config.model.max_len < 2:
         raise ValueError("an exported model needs model.max_len of at least 2, got 1; train one with longer histories")
     frozen = freeze(model)
-    return {"remember": Remember(frozen), "look": Look(frozen)} if model.can_remember else {"encode": Encode(frozen)}
+    programs: dict[str, Program] = {"encode": Encode(frozen)}
+    if model.can_remember:
+        programs.update(remember=Remember(frozen), look=Look(frozen))
+    return programs
 
 
 def limits(max_len: int) -> dict[str, tuple[int, int]]:
