@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trope.data.windows import last_events
+from trope.evaluate.evaluation import fitted_pulse
 from trope.serve.recommender import Histories, Recommender
 from trope.times import DAY, parse_moment
 
@@ -24,7 +25,7 @@ USERS = 512
 """Users of the comparison that is part of an export."""
 TOP = 100
 TOLERANCE = 1e-6
-"""Largest difference of a score. Scores with a pulse are not cosines; theirs may be larger in proportion to them."""
+"""Largest difference of a score. Scores with a pulse are not cosines; theirs may be larger in proportion (`Parity`)."""
 _LAST_MOMENT = parse_moment("2099-12-31T23:59:59Z")
 _LATER = (0, 1, 60, 3_600, DAY, 7 * DAY, 30 * DAY, 365 * DAY)
 _ITEMS_AT_A_TIME = 1 << 16
@@ -35,7 +36,8 @@ class Parity(NamedTuple):
     """What a comparison found.
 
     cosines: largest difference of a user's cosine with any item, by `encode` and by `remember` and `look`.
-    answers: largest difference of the scores at a place of the top 100, relative to the user's largest if above 1.
+    answers: largest difference of the scores at a place of the top 100. Relative to the user's largest score, or to
+        what the pulse makes of a cosine of 1, where that is above 1: float32 rounds parts of a score, not what is left.
     same_places: share of these places with the same item; others hold items whose scores are equal to rounding.
     same_sets: share of the users whose 100 items are the same, in whatever order.
     swaps: as answers, at the places with different items alone.
@@ -58,15 +60,18 @@ def compare(model: Recommender, exported: Recommender, users: int = USERS, seed:
     """Ask both for the same made-up users; both on the CPU."""
     histories, moments = made_up(model, users, seed)
     k = min(TOP, len(model.catalogue))
-    cosines = 0.0
+    cosines, sizes = 0.0, []
     for rows in torch.arange(users).split(_USERS_AT_A_TIME):
         wanted_BE = vectors(model, histories, moments, rows)
+        sizes.append(_size(model, wanted_BE, histories, moments, rows))
         for by_memory in (False, True) if exported.model.can_remember else (False,):
             got_BE = vectors(exported, histories, moments, rows, by_memory)
             cosines = largest(cosines, _apart(wanted_BE - got_BE, model.model.item_vectors().detach()))
     wanted, got = (each.rank(histories, moments, k) for each in (model, exported))
     scores, found_scores = (x.scores.reshape(users, k) for x in (wanted, got))
-    apart = np.abs(scores - found_scores) / np.maximum(1, np.abs(scores).max(axis=1, keepdims=True))
+    largest_score = np.abs(scores).max(axis=1, keepdims=True)
+    size = np.maximum(largest_score, np.concatenate(sizes)[:, None])
+    apart = np.abs(scores - found_scores) / np.maximum(1, size)
     items, found = (np.sort(x.items.reshape(users, k), axis=1) for x in (wanted, got))
     is_same = (wanted.items == got.items).reshape(users, k)
     sets = float((items == found).all(axis=1).mean())
@@ -86,6 +91,18 @@ def vectors(
     if by_memory:
         return of.model.remember(*history).look(t_now_B[:, None])[:, 0]
     return of.model.encode_last(*history, t_now_B)
+
+
+@torch.inference_mode()
+def _size(
+    of: Recommender, out_BE: Tensor, histories: Histories, moments: npt.NDArray[np.int64], rows: Tensor
+) -> npt.NDArray[np.float32]:
+    """What each user's cosine of 1 adds to a score, [B]: 1, or as the pulse scales it."""
+    pulse = fitted_pulse(of.model)
+    if pulse is None:
+        return np.ones(len(rows), np.float32)
+    lengths_B = torch.from_numpy(histories.offsets).diff()[rows]
+    return pulse.scale(out_BE, lengths_B, torch.from_numpy(moments)[rows]).norm(dim=1).numpy()
 
 
 def made_up(of: Recommender, users: int, seed: int) -> tuple[Histories, npt.NDArray[np.int64]]:
