@@ -61,7 +61,7 @@ def main() -> None:
     run, rows = make_run(given.folder, given.model), []
     asked = bodies(given.folder, END + 86_400)
 
-    def measure(name: str, server: Server, path: str) -> None:
+    def measure(turn: int, name: str, server: Server, path: str) -> None:
         try:
             if path == "/recommend":
                 warm_up(server.url)
@@ -76,15 +76,15 @@ def main() -> None:
         times = f"p50 {row['p50']:7.1f} ms  p99 {row['p99']:7.1f} ms  {row['cpu_ms']:.2f} ms of CPU each"
         print(f"{name:36} {row['rate']:8,.0f} /s  {times}  {row['statuses']}", flush=True)
 
-    for turn in range(given.rounds):  # noqa: B007 (`measure` reads it)
+    for turn in range(given.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            measure("trope serve", serve(run, "--quiet", "--store", f"{folder}/a"), "/recommend")
-            measure("trope serve, a log line each", serve(run, "--store", f"{folder}/b"), "/recommend")
+            measure(turn, "trope serve", serve(run, "--quiet", "--store", f"{folder}/a"), "/recommend")
+            measure(turn, "trope serve, a log line each", serve(run, "--store", f"{folder}/b"), "/recommend")
         for workers in () if given.skip_litserve else WORKERS:
             for timeout in TIMEOUTS:
                 command = [sys.executable, str(LITSERVE), str(run), str(free_port()), str(timeout), str(workers)]
                 name = f"LitServe, {workers} workers, timeout {1000 * timeout:.0f} ms"
-                measure(name, Server(command, r"running on (http://\S+)"), "/predict")
+                measure(turn, name, Server(command, r"running on (http://\S+)"), "/predict")
     rates: dict[str, list[float]] = {}
     for row in rows:
         rates.setdefault(row["server"], []).append(row["rate"])
