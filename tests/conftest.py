@@ -8,8 +8,14 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+import hypothesis
 import pytest
 
+# The same examples every time, however slow the machine: what fails in CI fails at home. `make fuzz` looks for new ones.
+hypothesis.settings.register_profile(
+    "trope", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("trope")
 torch.set_num_threads(1)  # tensors are tiny here: threads would only wait for each other
 
 SECONDS = (1_500_000_000, 1_600_000_000)  # real timestamps: July 2017 to September 2020

@@ -25,7 +25,7 @@ from trope.train.step import Feed, seed_for
 from trope.train.stepper import Stepper, is_sharded
 
 CPU = torch.device("cpu")
-SECONDS = 60  # until a process that waits for another one gives up
+SECONDS = 300  # until a process that waits for another one gives up
 
 
 def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:

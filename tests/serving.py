@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from data_logs import START, prepared, random_log, write_parquet
+from patience import PATIENCE
 from starlette.testclient import TestClient
 
 from trope.data.sequences import Sequences
@@ -109,14 +110,14 @@ class Process:
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait; returns the exit code."""
         self.process.send_signal(how)
-        code = self.process.wait(timeout=30)
-        self._reading.join(timeout=10)
+        code = self.process.wait(timeout=PATIENCE)
+        self._reading.join(timeout=PATIENCE)
         return code
 
 
 def _fetch(request: urllib.request.Request) -> tuple[int, Any]:
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())

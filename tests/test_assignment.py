@@ -56,7 +56,7 @@ def test_neighbouring_ids_are_independent() -> None:
     st.lists(st.floats(0.01, 100), min_size=2, max_size=6), st.floats(0.01, 100), st.text(min_size=1, max_size=8),
     st.lists(st.text(max_size=12), min_size=1, max_size=50),
 )  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_new_arm_only_takes(shares: list[float], added: float, salt: str, users: list[str]) -> None:
     old = {f"arm{place}": share for place, share in enumerate(shares)}
     before, after = experiment(old, salt), experiment({"new": added, **old}, salt)

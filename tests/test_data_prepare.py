@@ -32,7 +32,7 @@ from trope.data.folder import checksum_of
 from trope.data.prepare import Options
 from trope.data.protocols import Protocol
 
-QUICK = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @QUICK

@@ -25,7 +25,7 @@ def log_of(lengths: list[int], gaps: list[int]) -> tuple[np.ndarray, np.ndarray]
     return offsets, np.concatenate(times)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(PROTOCOLS),
     st.lists(st.integers(1, 9), min_size=1, max_size=12),
@@ -58,7 +58,7 @@ def test_no_training_event_is_later_than_what_is_predicted(name: str, lengths: l
             assert valid_end == test_start
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(rows=events(min_size=40), cut=st.integers(4, 6))
 def test_a_prepared_holdout_trains_on_the_past_only(rows: list[Event], cut: int) -> None:
     rows = [*rows, *[(1, 1, START + n) for n in range(9)]]

@@ -19,7 +19,7 @@ from trope.data.folder import checksum_of
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
 
-QUICK = settings(max_examples=10, deadline=None)
+QUICK = settings(max_examples=10)
 
 
 @pytest.fixture(scope="module")

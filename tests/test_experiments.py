@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from finished_runs import finish
+from patience import wait_until
 from training import SIZE, last_step, tiny, tiny_data
 from typer.testing import CliRunner, Result
 
@@ -151,13 +151,6 @@ def _lead_group(target: Callable[..., None], *arguments: object) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     target(*arguments)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen within a minute"
-        time.sleep(0.02)
 
 
 def command_line(line: list[str]) -> None:
@@ -417,7 +410,7 @@ def test_a_killed_comparison_takes_its_trainings_along() -> None:
     """Left behind, they would hold their runs' locks, and the comparison started again would find them busy."""
     training = (
         "import time; from trope.train.process import die_with_parent; "
-        "die_with_parent(); print(1, flush=True); time.sleep(60)"
+        "die_with_parent(); print(1, flush=True); time.sleep(600)"
     )
     starts = (
         "import os, subprocess, sys; from trope.train.process import PARENT; "
@@ -429,11 +422,12 @@ def test_a_killed_comparison_takes_its_trainings_along() -> None:
         child = int(comparison.stdout.readline())
         os.kill(child, 0)  # it runs
         comparison.kill()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and _state(child) != "Z":
-        assert time.monotonic() < deadline, "the training outlived the comparison"
-        time.sleep(0.05)
+    wait_until(lambda: _ended(child), "the training outlived the comparison")
 
 
-def _state(process: int) -> str:
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+def _ended(process: int) -> bool:
+    """Gone, or a zombie that nobody has buried."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

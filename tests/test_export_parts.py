@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -119,7 +119,6 @@ def test_buckets_are_the_models_at_every_edge() -> None:
     assert torch.equal(exact_buckets(zero, gaps[None], edges), time_buckets(zero, gaps[None], LAST_BUCKET))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from([0, 1, 2, 3, 5, 10, 15, 600, DAY, 10**9]), min_size=5, max_size=5), min_size=1)
 )

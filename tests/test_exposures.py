@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from patience import wait_until
 
 from trope.online import exposure_log, exposures
 from trope.online.assignment import Experiment
@@ -46,13 +46,6 @@ def read(folder: Path) -> list[Exposure]:
     return rows
 
 
-def wait_for(condition: Any) -> None:
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.005)
-
-
 def test_rows_come_back_as_they_went(tmp_path: Path) -> None:
     rows = [exposure(number, forced=number == 4) for number in range(500)]
     kept: list[int] = []
@@ -79,15 +72,15 @@ def test_files_are_turned_by_rows_and_by_seconds(tmp_path: Path) -> None:
     log = ExposureLog(tmp_path / "rows", rows=10, seconds=1e6)
     for number in range(25):
         log.add([exposure(number)])
-        wait_for(lambda: not log._queue)
-    wait_for(lambda: len(read(tmp_path / "rows")) == 20)
+        wait_until(lambda: not log._queue)
+    wait_until(lambda: len(read(tmp_path / "rows")) == 20)
     log.close()
     assert len(list((tmp_path / "rows").glob("*.parquet"))) == 3
     log = ExposureLog(tmp_path / "seconds", seconds=0.05)
     log.add([exposure(1)])
-    wait_for(lambda: read(tmp_path / "seconds") == [exposure(1)])
+    wait_until(lambda: read(tmp_path / "seconds") == [exposure(1)])
     log.add([exposure(2)])
-    wait_for(lambda: len(read(tmp_path / "seconds")) == 2)
+    wait_until(lambda: len(read(tmp_path / "seconds")) == 2)
     log.close()
     assert len(list((tmp_path / "seconds").iterdir())) == 2, "an idle log makes no files"
 
@@ -145,7 +138,7 @@ def test_a_torn_last_line_is_left_out_and_done_once(tmp_path: Path) -> None:
 def test_the_journal_of_a_living_server_is_left_alone(tmp_path: Path) -> None:
     one = ExposureLog(tmp_path)
     one.add([exposure(1)])
-    wait_for(lambda: not one._queue and one._journal)
+    wait_until(lambda: not one._queue and one._journal)
     other = ExposureLog(tmp_path)
     other.add([exposure(2)])
     other.close()
@@ -165,12 +158,12 @@ def test_a_failing_disk_is_said_and_rows_wait(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(exposure_log.os, "write", half)
     log.add([exposure(0)])
-    wait_for(lambda: log.failure)
+    wait_until(lambda: log.failure)
     assert log.failure is not None and "no space left" in log.failure
     log.add([exposure(number) for number in range(1, 15)])
     assert lost == [5], "ten wait, the rest is counted"
     monkeypatch.setattr(exposure_log.os, "write", real)
-    wait_for(lambda: log.failure is None and not log._queue)
+    wait_until(lambda: log.failure is None and not log._queue)
     log.close()
     assert read(tmp_path) == [exposure(number) for number in range(10)]
 
@@ -183,7 +176,7 @@ def test_a_file_that_cannot_be_written_keeps_its_journal(tmp_path: Path, monkeyp
     monkeypatch.setattr(exposure_log, "write_parquet", full)
     log = ExposureLog(tmp_path, rows=1)
     log.add([exposure(1)])
-    wait_for(lambda: log.failure)
+    wait_until(lambda: log.failure)
     log.close()
     assert not list(tmp_path.glob("*.parquet"))
     monkeypatch.undo()

@@ -170,7 +170,7 @@ def test_counted_scores_stay_within_the_margin(device):
     assert (error > bound / 1000).any()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     scores=st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=1, max_size=80),
     user=st.lists(st.integers(-2, 2), min_size=3, max_size=3),

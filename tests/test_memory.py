@@ -98,7 +98,7 @@ def check_scores(model: SequentialRecommender, got_BME: Tensor, batch: Sequence[
 
 @pytest.mark.parametrize("predicts", PREDICTS)
 @pytest.mark.parametrize("name", REMEMBERING)
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(
     begins=st.lists(HISTORY, min_size=1, max_size=3),
     appended=st.lists(st.lists(EVENT, min_size=3, max_size=3), max_size=8),

@@ -58,7 +58,7 @@ def by_definition(order: tuple[int, ...], positives: set[int]) -> dict[str, floa
     return result
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(cases(), min_size=1, max_size=4))
 def test_every_metric_is_the_mean_over_all_orders_of_equal_scores(users: list[Case]) -> None:
     found = per_user(places_of(users), CUTOFFS)
@@ -69,7 +69,7 @@ def test_every_metric_is_the_mean_over_all_orders_of_equal_scores(users: list[Ca
             assert found[name][row] == pytest.approx(np.mean([one[name] for one in each]), abs=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(cases())
 def test_the_rank_is_the_mean_rank_over_all_orders(case: Case) -> None:
     scores, positives = case
@@ -134,7 +134,7 @@ def test_a_user_without_positives_is_refused() -> None:
         per_user(Places(np.array([0]), np.array([0]), np.array([0, 1, 1])))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(users=st.lists(cases(), min_size=1, max_size=5), tile=st.integers(1, 40))
 def test_counting_in_tiles_equals_a_loop(users: list[Case], tile: int) -> None:
     items = max(len(scores) for scores, _ in users)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from data_logs import loose, prepared, write_parquet
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from training import tiny
 
@@ -42,7 +42,6 @@ def later(times: list[int], t_now: int) -> list[int]:
     return [next((other for other in times if other > time), t_now) for time in times]
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, padding=st.integers(0, 2))
 def test_queries_look_from_the_next_later_time(sizes: list[list[int]], padding: int) -> None:
     rows = [[START + 60 * moment for moment, size in enumerate(user) for _ in range(size)] for user in sizes]
@@ -67,7 +66,6 @@ def test_without_t_now_the_last_moment_looks_from_itself() -> None:
     assert query_times(times, later=True).tolist() == [[START + 9] * 4]
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, train_share=st.sampled_from([0.0, 0.5, 0.8, 1.0]))
 def test_targets_are_of_the_next_training_moment(sizes: list[list[int]], train_share: float) -> None:
     data = baskets(sizes, train_share)

@@ -47,7 +47,7 @@ def angles(rope: TRoPE, t: int, backend: str, device: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(t=st.integers(0, LATEST_TIME), alpha=st.floats(-4, 4, width=32))
 def test_circular_phase_error_against_rationals(backend: str, t: int, alpha: float) -> None:
     rope = paper_rope(alpha)
@@ -57,7 +57,7 @@ def test_circular_phase_error_against_rationals(backend: str, t: int, alpha: flo
         assert circular_error(angle, exact_turns(alpha, beta, t)) <= 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(t=st.integers(0, LATEST_TIME), delta=st.floats(-1, 1, width=32))
 def test_conditioned_phase_against_rationals(t: int, delta: float) -> None:
     """phi(t) = (alpha0 / beta + s * delta / T) * (t - t0)."""

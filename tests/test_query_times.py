@@ -21,7 +21,6 @@ def histories(lengths: list[int]) -> list[list[int]]:
     return [draw_times((n,), rng).tolist() for n in lengths]
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, given_now=st.booleans(), padding=st.integers(0, 2))
 def test_padded_and_jagged_agree_with_the_definition(lengths: list[int], given_now: bool, padding: int) -> None:
     rows = histories(lengths)
@@ -42,7 +41,7 @@ def test_padded_and_jagged_agree_with_the_definition(lengths: list[int], given_n
 
 
 @pytest.mark.parametrize("encoding", [TRoPE, TORoPE, IndexRoPE])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(lengths=LENGTHS, given_now=st.booleans())
 def test_every_batch_form_rotates_like_each_sequence_alone(encoding: type, lengths: list[int], given_now: bool) -> None:
     rope = encoding(4)

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from patience import wait_until
 from serving import END, MAX_LEN, NOW, client_of, make_data, make_run
 from starlette.testclient import TestClient
 
@@ -410,10 +411,7 @@ def test_a_watched_folder_is_served_when_it_changes(data: Sequences, pulse_run: 
         shutil.rmtree(run / "best")
         shutil.copytree(other / "best", tmp_path / "new")
         (tmp_path / "new").rename(run / "best")
-        until = time.monotonic() + 10
-        while ask(client, user_id="u01")["model"] == first and time.monotonic() < until:
-            time.sleep(0.02)
-        assert ask(client, user_id="u01")["model"] != first
+        wait_until(lambda: ask(client, user_id="u01")["model"] != first)
 
 
 def test_events_that_the_dataset_has_already_are_not_twice(pulse_run: Path, data: Any, tmp_path: Path) -> None:

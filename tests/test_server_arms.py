@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from patience import wait_until
 from serving import HISTORY, NOW, client_of, make_data, make_run
 from starlette.testclient import TestClient
 
@@ -192,9 +193,7 @@ def test_each_arm_is_watched(start: Start, data: Sequences, runs: dict[str, Path
         weights.rename(tmp_path / "old")
         (new / "best").rename(weights)
         try:
-            until = time.monotonic() + 10
-            while client.get("/ready").json()["arms"] == before and time.monotonic() < until:
-                time.sleep(0.05)
+            wait_until(lambda: client.get("/ready").json()["arms"] != before)
             after = client.get("/ready").json()["arms"]
         finally:
             weights.rename(new / "best")
@@ -218,15 +217,12 @@ def test_a_failing_disk_is_said_and_requests_are_answered(
         monkeypatch.setattr(exposure_log._Journal, "append", full)
         for user in USERS:
             assert ask(client, user_id=user)["items"]
-        until = time.monotonic() + 10
-        while client.get("/ready").json()["exposures"] == "kept" and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: client.get("/ready").json()["exposures"] != "kept")
         said = client.get("/ready")
         assert said.status_code == 200 and "No space left on device" in said.json()["exposures"]
         assert "trope_exposures_failing 1.0" in client.get("/metrics").text
         monkeypatch.setattr(exposure_log._Journal, "append", real)
-        while client.get("/ready").json()["exposures"] != "kept" and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: client.get("/ready").json()["exposures"] == "kept")
         assert f"trope_exposures_total {len(USERS):.1f}" in client.get("/metrics").text
     assert [row["user_id"] for row in shown(tmp_path)] == USERS, "nothing was lost"
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
-import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from data_logs import prepared
+from patience import PATIENCE, wait_until
 from serving import Process, make_data, make_run
 
 from trope.data.synthetic import CalendarShop, write_events
@@ -42,6 +44,11 @@ def ask(server: Process, users: range) -> dict[str, Any]:
     return found
 
 
+def kept(server: Process) -> float:
+    with urllib.request.urlopen(server.url + "/metrics", timeout=PATIENCE) as answer:
+        return float(re.findall(r"^trope_exposures_total (\S+)", answer.read().decode(), re.MULTILINE)[0])
+
+
 def test_nothing_shown_is_lost_by_a_gentle_end_or_a_kill(arms: list[str], tmp_path: Path) -> None:
     server = begin(arms, tmp_path)
     answers = ask(server, range(1, 21))
@@ -50,7 +57,7 @@ def test_nothing_shown_is_lost_by_a_gentle_end_or_a_kill(arms: list[str], tmp_pa
     assert len(list((tmp_path / "shown").glob("exposures-*.parquet"))) == 1
     server = begin(arms, tmp_path)
     again = ask(server, range(1, 21))
-    time.sleep(0.2)  # the thread takes a row within milliseconds
+    wait_until(lambda: kept(server) == len(again), "a thread writes them")
     server.end(signal.SIGKILL)
     assert len(list((tmp_path / "shown").glob("exposures-*.parquet"))) == 1, "its rows are in the journal"
     server = begin(arms, tmp_path)
@@ -89,6 +96,6 @@ def test_wrong_starts_are_one_line(arms: list[str], tmp_path: Path) -> None:
         (["--arm", f"control={tmp_path / 'nowhere'}:1", *arms[2:]], "there is no folder"),
     ):
         command = [sys.executable, "-m", "trope", "serve", *arguments, "--port", "0"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -82,7 +82,7 @@ def model() -> SequentialRecommender:
     return SequentialRecommender(preset("trope", size), 50, (1_500_000_000, 1_560_000_000)).eval()
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.data())
 def test_memories_that_take_the_room_of_others_are_right(data: st.DataObject) -> None:
     """Whatever is asked in whatever order, with room for few memories: what a fresh encode gives."""

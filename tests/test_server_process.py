@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE, wait_until
 from serving import NOW, Process, make_data, make_run
 
 from trope.data.sequences import Sequences
@@ -76,25 +77,25 @@ def test_no_acknowledged_event_is_lost_by_a_kill(run: Path, tmp_path: Path) -> N
                 time.sleep(0.01)
 
         load = Load(post)
-        time.sleep(1.0)
+        known = len(acknowledged)
+        wait_until(lambda known=known: len(acknowledged) > known + 100)
         server.end(signal.SIGKILL)
         load.stop()
     store = SqliteStore(tmp_path / "s")
     stored = {row[0] for row in store._reader.execute("SELECT event_id FROM events")}
-    assert len(acknowledged) > 100
     assert set(acknowledged) <= stored
 
 
 def test_a_gentle_end_answers_what_waits(run: Path, tmp_path: Path) -> None:
     server = Process(run, "--store", str(tmp_path / "s"))
+    answered: list[int] = []
     broken: list[Any] = []
     ending = threading.Event()
 
     def ask(place: int) -> None:
         try:
             status, _ = server.post("/recommend", {"user_id": f"u{place:02}"})
-            if status != 200:
-                broken.append(status)
+            (answered if status == 200 else broken).append(status)
         except ConnectionRefusedError:
             ending.wait(0.05)
         except OSError as error:
@@ -102,7 +103,7 @@ def test_a_gentle_end_answers_what_waits(run: Path, tmp_path: Path) -> None:
                 broken.append(error)
 
     load = Load(ask)
-    time.sleep(1.0)
+    wait_until(lambda: answered)
     code = server.end(signal.SIGTERM)
     load.stop()
     assert code in (0, -signal.SIGTERM), code
@@ -138,9 +139,7 @@ def test_a_swap_under_load_fails_nobody(run: Path, data: Sequences, tmp_path: Pa
     for name in ("best", "catalogue"):
         shutil.rmtree(watched / name)
         shutil.copytree(make_run(data, tmp_path / f"new-{name}", seed=3) / name, watched / name)
-    until = time.monotonic() + 15
-    while len(versions) == swapped and time.monotonic() < until:
-        time.sleep(0.1)
+    wait_until(lambda: len(versions) > swapped)
     load.stop()
     server.end()
     assert not failed, failed[:3]
@@ -149,7 +148,7 @@ def test_a_swap_under_load_fails_nobody(run: Path, data: Sequences, tmp_path: Pa
 
 def start(*arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "trope", "serve", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     return done.returncode, done.stderr
 
 

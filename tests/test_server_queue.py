@@ -8,12 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from patience import PATIENCE
+
 from trope.server.limits import Limits
 from trope.server.metrics import Metrics
 from trope.server.queue import BatchQueue
 from trope.server.worker import Call, Deliver, Job
 
-LONG = 30.0
+LONG = PATIENCE
 
 
 class Fake:
@@ -26,7 +28,7 @@ class Fake:
 
     def run(self, jobs: Sequence[Job], deliver: Deliver) -> None:
         self.sizes.append(len(jobs))
-        assert self.may_go.wait(10)
+        assert self.may_go.wait(PATIENCE)
         deliver([(place, place) for place in range(len(jobs))])
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from patience import wait_until
 from serving import NOW, client_of, make_data, make_run
 
 from trope.server.open_store import open_store
@@ -38,14 +38,13 @@ class Redis:
         options = ["--bind", "127.0.0.1", "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
         command = ["redis-server", "--port", str(self.port), "--dir", str(self.folder), *options]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        client, until = redis.Redis(port=self.port), time.monotonic() + 10
-        while time.monotonic() < until:
-            try:
-                client.ping()
-                return
-            except redis.RedisError:
-                time.sleep(0.02)
-        raise RuntimeError("redis-server does not answer")
+        wait_until(self.answers, "redis-server does not answer")
+
+    def answers(self) -> bool:
+        try:
+            return bool(redis.Redis(port=self.port).ping())
+        except redis.RedisError:
+            return False
 
     def kill(self) -> None:
         self.process.kill()

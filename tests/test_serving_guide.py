@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from data_logs import START, prepared, random_log, write_parquet
+from patience import PATIENCE
 from serving import Process, make_run
 
 PAGE = Path(__file__).parent.parent / "docs/serving.md"
@@ -51,5 +52,5 @@ def test_they_run_in_their_order(server: Process) -> None:
 def _run(line: str, url: str) -> Any:
     """What a line prints, with the address of the server in it."""
     command = line.replace("localhost:8000", url.removeprefix("http://"))
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE, check=True)
     return json.loads(done.stdout)

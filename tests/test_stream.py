@@ -19,6 +19,7 @@ from conftest import on_gpu
 from data_logs import loose, prepared, random_log, write_parquet
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE
 from streams import ALONE, CPU, MUCH, BlockFeed, memory_for
 from training import SIZE, one_thread, tiny, weights
 from typer.testing import CliRunner
@@ -305,7 +306,7 @@ def test_two_processes_stream_to_the_losses_of_one(path: Path, tmp_path: Path) -
     logs = []
     for name, launcher in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])):
         command = [sys.executable, *launcher, "-m", "trope", "train", str(path), *words, "--out", str(tmp_path / name)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         folders = tmp_path / name, tmp_path / name / REFIT
         rows = [json.loads(line) for run in folders for line in (run / "log.jsonl").read_text().splitlines()]

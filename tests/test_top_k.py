@@ -29,7 +29,7 @@ def naive(users: torch.Tensor, items: torch.Tensor, k: int, gone: set[tuple[int,
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 10**6), users=st.integers(1, 5), items=st.integers(1, 30), k=st.integers(1, 32),
     tile=st.sampled_from([1, 64, 192, 640, 1 << 20]), share=st.sampled_from([0.0, 0.3, 1.0]),

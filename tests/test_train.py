@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE
 from safetensors.torch import load_file
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from training import SIZE, in_background, last_step, one_thread, tiny, tiny_data, weights
@@ -187,7 +188,7 @@ def test_killed_ten_times_at_random_moments_a_run_ends_with_the_same_bytes(data:
     settings = ("train.epochs=40", "train.early_stop=40")
     reference, run = tmp_path / "reference", tmp_path / "run"
     process = in_background(data.path, settings, reference)
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode == 0
     moments = random.Random(7)
     steps = [0]
@@ -203,7 +204,7 @@ def test_killed_ten_times_at_random_moments_a_run_ends_with_the_same_bytes(data:
         steps.append(last_step(run))
     assert 0 < steps[-1] < last_step(reference)
     process = in_background(data.path, settings, run)
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode == 0
     assert weights(run) == weights(reference)
     assert untimed(rows(run)) == untimed(rows(reference))
@@ -313,7 +314,7 @@ def test_two_processes_give_the_result_of_one(data: Sequences, tmp_path: Path, s
     for name, launcher in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])):
         done = subprocess.run(
             [sys.executable, *launcher, *command, "--out", str(tmp_path / name)], env=environment,
-            capture_output=True, text=True, timeout=120,
+            capture_output=True, text=True, timeout=PATIENCE,
         )  # fmt: skip
         assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
     one, two = (load_file(tmp_path / name / "best" / "model.safetensors") for name in ("one", "two"))
