@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 import hypothesis
 import pytest
 
-# The same examples every time, however slow the machine: what fails in CI fails at home. `make fuzz` looks for new ones.
+# The same examples every time, however slow the machine: what fails in CI fails at home. New ones are for `make fuzz`.
 hypothesis.settings.register_profile(
     "trope", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
