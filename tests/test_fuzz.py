@@ -148,7 +148,10 @@ def test_a_wrong_dataset_is_found(tmp_path: Path) -> None:
 
 def test_a_wrong_answer_is_found(whole: check_damage.Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_damage, "damage", lambda *_: "nothing")
-    monkeypatch.setattr(check_damage, "ask", lambda *_: check_damage.Answer(Outcome(0), {"weights": "others"}))
+    monkeypatch.setattr(check_damage, "forge", lambda *_: False)
+    monkeypatch.setattr(whole, "_answers", {})
+    weights = iter(("those of the whole folders", "others"))
+    monkeypatch.setattr(check_damage, "ask", lambda *_: check_damage.Answer(Outcome(0), {"weights": next(weights)}))
     _, wrong = check_damage.check(0, whole, Here())
     assert any("another answer" in reason for reason in wrong)
 
