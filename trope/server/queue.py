@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from trope.server.heap import HeapTrim
 from trope.server.limits import Limits
 from trope.server.metrics import Metrics
 from trope.server.refusal import Refused
@@ -67,6 +68,7 @@ class BatchQueue:
         await asyncio.to_thread(self._thread.join)
 
     def _work(self) -> None:
+        trim_heap = HeapTrim()
         while True:
             batch = self._take()
             if not batch:
@@ -75,6 +77,7 @@ class BatchQueue:
             self._run(batch)
             self.metrics.batches.observe(len(batch))
             self.metrics.batch_seconds.observe(time.perf_counter() - started)
+            trim_heap()
 
     def _take(self) -> list[Entry]:
         """The next batch, not empty until the queue is closed and done."""
