@@ -31,7 +31,7 @@ from trope.train.loop import Trainer, train
 from trope.train.optimizer import make_optimizer
 from trope.train.pulse import keep_counts
 from trope.train.step import Feed
-from trope.train.update import grow, retrain, update
+from trope.train.update import grow, retrain, update, usual_steps
 from trope.train.update_run import learned_events
 
 __all__ = ["one_thread"]  # a fixture for every test in here
@@ -158,7 +158,7 @@ def test_no_step_means_the_model_of_before(run: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(
         trope.train.update_run,
         "update",
-        lambda *a: spent(*a[:4], 0.0, *a[5:]),  # a learning rate of 0
+        lambda *a: spent(*a[:4], [0.0], *a[5:]),  # a learning rate of 0
     )
     out = tmp_path / "out"
     code, said = invoke(*command(run, write_parquet(tmp_path / "new.parquet", NEW), out))
@@ -209,7 +209,7 @@ def test_an_update_learns_the_new_events(data: Sequences, run: Path) -> None:
     fresh = torch.zeros(data.num_events, dtype=torch.bool)
     fresh[int(data.offsets[1]) - 4 : int(data.offsets[1])] = True
     before = {name: value.clone() for name, value in model.named_parameters()}
-    spent = update(model, every, recipe.config, fresh, 1.0, GROUP, steps=30)
+    spent = update(model, every, recipe.config, fresh, [1.0], GROUP, steps=30)
     assert spent.steps == 30 and not model.training
     assert any(not torch.equal(before[name], value) for name, value in model.named_parameters())
     windows = every.train_windows(8, 8).take(torch.tensor([0]))
@@ -223,7 +223,13 @@ def test_an_update_learns_the_new_events(data: Sequences, run: Path) -> None:
 
     assert loss(model) < loss(SequentialRecommender.from_pretrained(run / "best").eval())
     with pytest.raises(ValueError, match="nothing to learn"):
-        update(model, every, recipe.config, torch.zeros_like(fresh), 1.0, GROUP)
+        update(model, every, recipe.config, torch.zeros_like(fresh), [1.0], GROUP)
+
+
+def test_an_update_makes_some_passes_and_stays_a_fraction_of_a_training() -> None:
+    assert usual_steps(a_pass=22, a_training=2_023) == 101  # a twentieth
+    assert usual_steps(a_pass=3, a_training=2_023) == 15  # two events are not learned a hundred times
+    assert usual_steps(a_pass=300, a_training=2_023) == 300  # everything new is seen once
 
 
 def test_two_updates_draw_different_numbers_and_one_twice_the_same(data: Sequences, run: Path) -> None:
@@ -231,7 +237,7 @@ def test_two_updates_draw_different_numbers_and_one_twice_the_same(data: Sequenc
     models = [SequentialRecommender.from_pretrained(run / "best") for _ in range(3)]
     views = [all_training(data), all_training(data), trained_until(data, LAST - 1)]
     for model, view in zip(models, views, strict=True):
-        update(model, view, config, fresh, 1.0, GROUP, steps=2)
+        update(model, view, config, fresh, [1.0], GROUP, steps=2)
     first, second, third = (model.items.weight for model in models)
     assert torch.equal(first, second) and not torch.equal(first, third)
 

@@ -23,9 +23,7 @@ def replay(
     retrain_every: Annotated[
         int, typer.Option(help="Retrain from the start before each so many ticks; 0 never does.", min=0)
     ] = 1,
-    steps: Annotated[
-        int | None, typer.Option(help="Steps of each update. Default: one pass over the tick's events.", min=1)
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each update. Default: as `trope update`.", min=1)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
     progress: Annotated[bool, typer.Option(help="Show a line for each tick.")] = True,
 ) -> None:

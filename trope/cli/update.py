@@ -29,7 +29,7 @@ def update(
         Path | None, typer.Option(help="Where to write the dataset with the new events. Default: data in --out.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Optimiser steps. Default: one pass over the new events.", min=1)
+        int | None, typer.Option(help="Optimiser steps. Default: up to five passes over the new events.", min=1)
     ] = None,
     on_bad: Annotated[str, typer.Option(help="At a bad row: fail, or skip and count it.")] = "fail",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",

@@ -80,7 +80,7 @@ class Replay:
         run: trained on it.
         out: the folder.
         every: seconds of a tick. retrain_every: retrain before each so many ticks; 0 never.
-        steps: of each update; one pass over the tick's events if None.
+        steps: of each update; as `trope.train.update` chooses if None.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Replay:
         fresh_N = (self.data.times >= tick.start) & (self.data.times < tick.end)
         grown = grow(model, self.data.num_items, known.time_span)
         try:
-            return grown, update(grown, known, self.config, fresh_N, self.recipe.factors[-1], self.group, self.steps)
+            return grown, update(grown, known, self.config, fresh_N, self.recipe.factors, self.group, self.steps)
         except NothingToLearn:
             return model, Spent(0, 0.0)
 

@@ -1,6 +1,6 @@
 """Learning without a run folder: a model that goes on with new events, and one that is trained again from the start.
 
-`update` is a fraction of a training. An epoch of it is every window that ends in new events, and as many random windows
+`update` is a fraction of a training. A pass of it is every window that ends in new events, and as many random windows
 of old ones, so that what was learned before is not lost. The optimiser begins anew, at the learning rate that
 validation ended with. The coordinates in which times are rotated stay as they were.
 
@@ -10,6 +10,7 @@ Shapes: N events, V items.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -28,6 +29,9 @@ from trope.train.stepper import Stepper
 
 # How many steps lie between two looks at whether everything is finite, which wait for the device.
 _LOOK_EVERY = 200
+# Passes over the new events, as long as they stay below this share of a training's steps; one pass is made in any case.
+# Hourly updates on a quarter of Globo's users (docs/findings.md): 22 steps, one pass, are not enough.
+MOST_PASSES, MOST_SHARE = 5, 0.05
 # What depends on the items or on the time span, and is counted from the events.
 _COUNTED = ("pulse.counts", "pulse.seasons", "pulse.counted_until")
 
@@ -65,7 +69,7 @@ def update(
     data: Sequences,
     config: Config,
     fresh_N: Tensor,
-    factor: float,
+    factors: Sequence[float],
     group: Group,
     steps: int | None = None,
     tell: Callable[[int, int], None] | None = None,
@@ -75,8 +79,8 @@ def update(
     Args:
         data: on the model's device; its training events are all that is known, the new ones among them.
         fresh_N: [N] bool, which events are new.
-        factor: learning rate over that of the config.
-        steps: optimiser steps; one pass over the new events if None.
+        factors: of a whole training, the learning rate of each epoch over that of the config; the last one is used.
+        steps: optimiser steps; `usual_steps` if None.
         tell: called after each step with the steps done and all steps.
     """
     started = time.monotonic()
@@ -84,7 +88,10 @@ def update(
     seed = seed_for(config.train.seed, "update", data.time_span[1])
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
     feed = Feed(data, config, group, fresh_N)
-    done = _learn(model, data, config, feed, [factor] * _passes(feed, steps), group, steps, tell)
+    if steps is None:
+        steps = usual_steps(feed.steps, len(factors) * Feed(data, config, group).steps)
+    passes = -(-steps // feed.steps)
+    done = _learn(model, data, config, feed, [factors[-1]] * passes, group, steps, tell)
     if model.pulse is not None:
         keep_counts(model, data)
     return Spent(done, time.monotonic() - started)
@@ -101,8 +108,9 @@ def retrain(
     return model, Spent(done, time.monotonic() - started)
 
 
-def _passes(feed: Feed, steps: int | None) -> int:
-    return 1 if steps is None else -(-steps // feed.steps)
+def usual_steps(a_pass: int, a_training: int) -> int:
+    """How many steps to update with, where one pass over the new events and a whole training take so many."""
+    return min(MOST_PASSES * a_pass, max(a_pass, math.floor(MOST_SHARE * a_training)))
 
 
 def _learn(

@@ -63,7 +63,7 @@ def update_run(
                 bar.total = total
                 bar.update(done - bar.n)
 
-            spent = update(model, every, config, fresh_N.to(group.device), recipe.factors[-1], group, steps, tell)
+            spent = update(model, every, config, fresh_N.to(group.device), recipe.factors, group, steps, tell)
         lineage = {**descend("update", parent, recipe, data, added), "steps": spent.steps}
         open_run(out, data, config, resume=False, lineage=lineage)
         write_json(out / DATA, seal({**data.describe(), "path": str(data_path)}))
