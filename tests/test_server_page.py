@@ -94,7 +94,7 @@ def test_bad_timelines_are_refused_in_a_line(client: TestClient) -> None:
         ({"user_id": "u03", "moments": MOMENTS, "compared": True}, "--compare"),
         ({"user_id": "u03", "compared": "yes"}, "true or false"),
         ({"user_id": "u03", "moments": MOMENTS, "new_items": True}, "new_items"),
-        ({"user_id": "u03", "moments": MOMENTS * 20, "k": 1000}, "steps times k"),
+        ({"user_id": "u03", "moments": MOMENTS * 20, "k": 1000}, "moments times k may be 20,480"),
         ([], "an object"),
     ):
         answer = client.post("/timeline", json=content)

@@ -21,12 +21,11 @@ from trope.server.popularity import log_share
 from trope.server.schema import ItemId, Question
 from trope.server.scoring import PARTS, Scores, best_by_counts
 from trope.server.served import Served
+from trope.server.wanted import Wanted, best_new
 
 MODEL, COUNTS = "model", "counts"
 LOOKED_AT = 5
 """Events whose share of attention is told with `explain`."""
-MOST_LOOKS = 31
-"""Moments of a question whose attention is told: each costs an encode."""
 _DIGITS = 6
 _MILLION = 10.0**_DIGITS
 
@@ -39,6 +38,7 @@ class Row:
     moment: int
     person: Person
     cut: Cut | None
+    wanted: Wanted
     items: list[int] = field(default_factory=list)  # dense, best first
     scores: list[float] = field(default_factory=list)
     parts: list[list[float]] = field(default_factory=list)  # with `explain`
@@ -52,7 +52,8 @@ def answer(served: Served, questions: Sequence[Question]) -> list[dict[str, Any]
     rows: list[list[Row]] = []
     for question in questions:
         person = next(persons) if question.history is None else served.people.of(question.history)
-        rows.append([_row(question, moment, person) for moment in question.moments])
+        wanted = Wanted.of(served, question)
+        rows.append([_row(question, moment, person, wanted) for moment in question.moments])
     flat = [row for group in rows for row in group]
     most = users_at_a_time(served.recommender.model.num_items, USERS_AT_A_TIME)
     for part in _parts([row for row in flat if row.cut is not None], most):
@@ -77,7 +78,8 @@ def curve(served: Served, item: ItemId, user: str | None, moments: list[int]) ->
         said = [float(served.popularity.at([moment])[0, dense]) for moment in moments]
         why = None if user is None else _why_counts(served, person)
         return {**about, "from": COUNTS, "note": why, "moments": moments, "scores": _rounded(said)}
-    rows = [Row(_ONE, moment, person, Cut(person, cut)) for moment, cut in zip(moments, cuts, strict=True)]
+    wanted = Wanted.of(served, _ONE)
+    rows = [Row(_ONE, moment, person, Cut(person, cut), wanted) for moment, cut in zip(moments, cuts, strict=True)]
     parts: list[list[float]] = []
     for part in _parts(rows, users_at_a_time(served.recommender.model.num_items, USERS_AT_A_TIME)):
         cells = Cells(torch.arange(len(part)), torch.full((len(part),), dense))
@@ -91,10 +93,10 @@ def curve(served: Served, item: ItemId, user: str | None, moments: list[int]) ->
 _ONE = Question(None, (), ())
 
 
-def _row(question: Question, moment: int, person: Person) -> Row:
+def _row(question: Question, moment: int, person: Person, wanted: Wanted) -> Row:
     until = moment if question.history_until is None else question.history_until
     length = person.until(until)
-    return Row(question, moment, person, Cut(person, length) if length else None)
+    return Row(question, moment, person, Cut(person, length) if length else None, wanted)
 
 
 def _parts(rows: list[Row], most: int) -> Iterator[list[Row]]:
@@ -125,7 +127,7 @@ def _by_model(served: Served, rows: list[Row]) -> None:
         _take(rows, found)
     for place, row in enumerate(rows):
         if row.question.allow is not None:
-            items = _allowed(served, row, left_out[place])
+            items = row.wanted.items(served, left_out[place])
             cells = Cells(torch.full_like(items, place), items)
             _take_best(row, items, scores.parts(_to(served, cells)).sum(1).cpu())
     explained = [(place, row) for place, row in enumerate(rows) if row.question.explain and row.items]
@@ -149,22 +151,10 @@ def _by_counts(served: Served, rows: list[Row]) -> None:
             everybody_V = served.popularity.at([row.moment])[0]
         if everybody_V is None:
             continue
-        items = _allowed(served, row, out) if row.question.allow is not None else _but(served, out)
+        items = row.wanted.items(served, out)
         _take_best(row, items, everybody_V.cpu()[items])
         if row.question.new_items:
-            _add_new(served, row, float(everybody_V[0]))
-
-
-def _add_new(served: Served, row: Row, of_none: float) -> None:
-    """Items that the model does not know among the others, by the same yardstick."""
-    question = row.question
-    unwanted = set(question.deny)
-    allowed = None if question.allow is None else set(question.allow)
-    found = served.new_items.best(row.moment, question.k + len(unwanted)) if allowed is None else [
-        (item, served.new_items.count(item, row.moment)) for item in allowed if not served.catalogue.dense([item])[0]
-    ]  # fmt: skip
-    new = [(item, log_share(chosen, of_none)) for item, chosen in found if item not in unwanted and chosen > 0]
-    row.new = sorted(new, key=lambda pair: -pair[1])
+            row.new = best_new(served, row.question, row.wanted, row.moment, float(everybody_V[0]))
 
 
 def _left_out(served: Served, row: Row) -> list[int]:
@@ -173,22 +163,7 @@ def _left_out(served: Served, row: Row) -> list[int]:
     if question.filter_seen != "none" and row.cut is not None:
         first = row.cut.length - served.recommender.model.config.model.max_len
         found = row.person.items[max(0, first) if question.filter_seen == "window" else 0 : row.cut.length].tolist()
-    if question.deny:
-        dense = served.catalogue.dense(list(question.deny))
-        found += dense[dense > 0].tolist()
-    return found
-
-
-def _allowed(served: Served, row: Row, left_out: list[int]) -> torch.Tensor:
-    assert row.question.allow is not None
-    dense = np.unique(served.catalogue.dense(list(row.question.allow)))
-    dense = dense[dense > 0]
-    return torch.from_numpy(dense[~np.isin(dense, left_out)] if left_out else dense)
-
-
-def _but(served: Served, left_out: list[int]) -> torch.Tensor:
-    every = np.arange(1, served.recommender.model.num_items + 1)
-    return torch.from_numpy(every[~np.isin(every, left_out)] if left_out else every)
+    return found + row.wanted.deny
 
 
 def _cells(items: list[list[int]]) -> Cells:
@@ -232,7 +207,7 @@ def _write(served: Served, question: Question, rows: list[Row]) -> dict[str, Any
         {"moment": row.moment, "from": COUNTS if row.cut is None else MODEL, "items": _listed(served, row)}
         for row in rows
     ]
-    if question.explain and len(rows) <= MOST_LOOKS:
+    if question.attention:
         for said_of, row in zip(lists, rows, strict=True):
             said_of["attention"] = [] if row.cut is None else looked_at(served, row.cut, row.moment)
     if question.is_sweep:
@@ -291,7 +266,7 @@ def _note(served: Served, question: Question, rows: list[Row]) -> str | None:
         late = long_after(served.recommender.model.time_span, max(row.moment for row in rows))
         notes += [] if late is None else [late]
     if question.allow is not None and not question.new_items:
-        unknown = int((served.catalogue.dense(list(question.allow)) == 0).sum())
+        unknown = len(rows[0].wanted.new)
         notes += [f"{unknown:,} items of allow are not among the model's"] if unknown else []
     return "; ".join(notes) or None
 

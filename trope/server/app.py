@@ -108,17 +108,17 @@ class Service:
         """`GET /users/{id}/timeline`: the user's best items over time."""
         moments = self._moments(query, ("k", "filter_seen"))
         k = self.reader.count(query.get("k", _K), "k", self.options.limits.k)
-        self._check_size(len(moments) * k)
         seen = query.get("filter_seen", "none")
         if seen not in ("none", "window", "history"):
             raise Refused("filter_seen must be one of none, window, history")
         question = Question(self.reader.user(user), None, moments, is_sweep=True, k=k, filter_seen=seen)
+        self.reader.check_size([question])
         return await self.queue.do(Ask([question], is_list=False))
 
     async def sweep(self, body: bytes) -> bytes:
         """`POST /timeline`: a question at many moments, answered in few bytes; what the page asks."""
         question, is_compared = self.reader.timeline(body)
-        self._check_size(len(question.moments) * question.k)
+        self.reader.check_size([question])
         if question.new_items:
             raise Refused("new_items is for /recommend; leave it out")
         if is_compared and self.compared is None:
@@ -168,11 +168,6 @@ class Service:
             said["arms"] = {arm: served.version for arm, served in worker.models.items()}
             said["exposures"] = "kept" if failure is None else f"not kept: {failure}"
         return said
-
-    def _check_size(self, items: int) -> None:
-        most = self.options.limits.rows * _K
-        if items > most:
-            raise Refused(f"steps times k may be {most:,}, got {items:,}")
 
     def _moments(self, query: dict[str, str], others: tuple[str, ...]) -> list[int]:
         """Evenly spaced moments, both ends included."""

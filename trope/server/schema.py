@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import orjson
@@ -54,6 +54,7 @@ class Question:
     allow: Sequence[ItemId] | None = None
     deny: Sequence[ItemId] = ()
     explain: bool = False
+    attention: bool = False  # whether `explain` also tells which events the model looked at
     new_items: bool = False
     arm: str | None = None  # of an experiment, where the client names one
 
@@ -96,7 +97,26 @@ class Reader:
         rows_asked = sum(len(question.moments) for question in found)
         if rows_asked > self.limits.rows:
             raise Refused(f"a body may ask for {self.limits.rows:,} moments in all, got {rows_asked:,}; send several")
+        self.check_size(found)
+        explained = [question for question in found if question.explain]
+        if explained and sum(len(question.moments) for question in explained) <= self.limits.looks:
+            found = [replace(question, attention=question.explain) for question in found]
         return found, isinstance(content, list)
+
+    def check_size(self, questions: Sequence[Question]) -> None:
+        """Refuse what would keep everybody else waiting."""
+        listed = sum(len(question.moments) * question.k for question in questions)
+        if listed > self.limits.listed:
+            raise Refused(
+                f"moments times k may be {self.limits.listed:,} in one body, got {listed:,}; ask for fewer, or send "
+                "several bodies"
+            )
+        allowed = sum(len(question.moments) * len(question.allow or ()) for question in questions)
+        if allowed > self.limits.allowed:
+            raise Refused(
+                f"moments times entries of allow may be {self.limits.allowed:,} in one body, got {allowed:,}; ask for "
+                "fewer, or send several bodies"
+            )
 
     def timeline(self, body: bytes) -> tuple[Question, bool]:
         """A question of `POST /timeline`, and whether the compared model is asked."""
@@ -177,6 +197,7 @@ class Reader:
             None if allow is None else self._items(allow, f"{name}.allow"),
             self._items(row.get("deny", []), f"{name}.deny"),
             _flag(row.get("explain", False), f"{name}.explain"),
+            False,
             _flag(row.get("new_items", False), f"{name}.new_items"),
             None if row.get("arm") is None else self.user(row["arm"], f"{name}.arm"),
         )
