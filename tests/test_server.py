@@ -168,6 +168,26 @@ def test_an_event_is_seen_by_the_next_question(client: Any, run: Path) -> None:
     assert listed(after) == listed(ask(client, history=history, moment=NOW, k=15))
 
 
+@pytest.mark.parametrize("ahead", [600, 80_000])
+def test_an_event_of_a_clock_that_runs_ahead_is_seen_by_the_next_question(client: Any, ahead: int) -> None:
+    """Without a moment, the next question is asked at the event's time."""
+    moment = int(time.time()) + ahead
+    unseen = listed(ask(client, user_id="u06", filter_seen="history", k=15))[0]
+    popular = {entry["item_id"]: entry["score"] for entry in ask(client, user_id="nobody", k=15)["items"]}
+    tell(client, ("u06", unseen, moment), *(("x", "item 3", moment) for _ in range(50)))
+    after = ask(client, user_id="u06", filter_seen="history", k=15)
+    assert unseen not in listed(after) and after["moment"] == moment
+    assert ask(client, user_id="x")["from"] == "model"
+    now = {entry["item_id"]: entry["score"] for entry in ask(client, user_id="nobody", k=15)["items"]}
+    assert now["item 3"] != pytest.approx(popular["item 3"], abs=1e-4), "everybody's counts have it"
+    year = client.post("/timeline", json={"user_id": "x"}).json()
+    assert year["by_counts"] == [] and year["moments"] == [moment]
+    # A moment that is given is kept to, and so is the end of a history.
+    assert unseen in listed(ask(client, user_id="u06", moment=moment - 1, filter_seen="history", k=15))
+    held = ask(client, user_id="u06", history_until=moment - 1, filter_seen="history", k=15)
+    assert unseen in listed(held) and held["moment"] < moment
+
+
 def test_events_in_any_order_make_the_same_history(client: Any) -> None:
     events = [("item 1", END + 30), ("item 2", END + 10), ("item 3", END + 20)]
     for item, moment in events:

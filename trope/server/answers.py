@@ -22,6 +22,7 @@ from trope.server.schema import ItemId, Question
 from trope.server.scoring import PARTS, Scores, best_by_counts
 from trope.server.served import Served
 from trope.server.wanted import Wanted, best_new
+from trope.times import DAY
 
 MODEL, COUNTS = "model", "counts"
 LOOKED_AT = 5
@@ -53,7 +54,8 @@ def answer(served: Served, questions: Sequence[Question]) -> list[dict[str, Any]
     for question in questions:
         person = next(persons) if question.history is None else served.people.of(question.history)
         wanted = Wanted.of(served, question)
-        rows.append([_row(question, moment, person, wanted) for moment in question.moments])
+        moments = [_now(question, person)] if question.is_now else question.moments
+        rows.append([_row(question, moment, person, wanted) for moment in moments])
     flat = [row for group in rows for row in group]
     most = users_at_a_time(served.recommender.model.num_items, USERS_AT_A_TIME)
     for part in _parts([row for row in flat if row.cut is not None], most):
@@ -91,6 +93,16 @@ def curve(served: Served, item: ItemId, user: str | None, moments: list[int]) ->
 
 
 _ONE = Question(None, (), ())
+
+
+def _now(question: Question, person: Person) -> int:
+    """The moment of a question without one: of the user's last event, if the clock that gave its time is ahead of ours.
+
+    At the server's own second such an event would not have happened yet, though it was acknowledged.
+    """
+    now = question.moments[0]
+    is_ahead = question.user is not None and question.history_until is None and now < person.last <= now + DAY
+    return person.last if is_ahead else now
 
 
 def _row(question: Question, moment: int, person: Person, wanted: Wanted) -> Row:

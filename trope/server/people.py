@@ -76,6 +76,11 @@ class Person:
         self._own = self._own_room.put(*columns)
         return self._own
 
+    @property
+    def last(self) -> int:
+        """Time of the last event, 0 without one."""
+        return self._last
+
     def until(self, moment: int) -> int:
         """How many events happened up to a moment; one of this very second has happened."""
         return len(self.times) if moment >= self._last else int(np.searchsorted(self.times, moment, side="right"))

@@ -48,6 +48,7 @@ class Question:
     history: Sequence[tuple[ItemId, int]] | None  # in order of time
     moments: Sequence[int]
     is_sweep: bool = False  # whether the client gave a list of moments
+    is_now: bool = False  # whether the client gave no moment
     history_until: int | None = None
     k: int = 10
     filter_seen: str = "none"
@@ -191,6 +192,7 @@ class Reader:
             None if history is None else self._history(history, f"{name}.history"),
             moments,
             "moments" in row,
+            "moments" not in row and row.get("moment") is None,
             None if until is None else read_moment(until, f"{name}.history_until"),
             self.count(k, f"{name}.k", self.limits.k),
             filter_seen,
