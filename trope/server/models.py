@@ -70,7 +70,7 @@ class Models:
 
     def _load(self, folder: Path, old: Served) -> Served:
         with torch.inference_mode():
-            return Served.open(folder, self.data, old.store, old.people.most, self.device)
+            return Served.open(folder, self.data, old.store, old.history, self.device)
 
 
 def _look(folder: Path) -> str | None:

@@ -43,12 +43,17 @@ class Served:
         self.recommender, self.version, self.folder, self.store = recommender, version, folder, store
         self.catalogue = recommender.catalogue
         self.originals = self.catalogue.item_ids.to_list()  # decoded once; place i is dense item i + 1
-        self.known = known
-        self.popularity = Popularity(recommender.model, None if known is None else known.data)
-        self.new_items = NewItems()
-        self.encoder = Encoder(recommender.model, recommender.device)
-        self.people = People(store, self.catalogue, known, history)
+        self.known, self.history = known, history
+        self._begin()
         self.counted_from = self.popularity.counted_until
+
+    def _begin(self) -> None:
+        """What is live, as it is before the first stored event."""
+        model = self.recommender.model
+        self.popularity = Popularity(model, None if self.known is None else self.known.data)
+        self.new_items = NewItems()
+        self.encoder = Encoder(model, self.recommender.device)
+        self.people = People(self.store, self.catalogue, self.known, self.history)
         self.position = 0
 
     @classmethod
@@ -72,10 +77,15 @@ class Served:
     def follow(self, since: int = 0) -> int:
         """Read what the store has got since the last time, from this server and from others; returns how much.
 
+        A store that ends before the place we have read to has lost events, which are then forgotten here too: else
+        new events would be taken for known ones until as many have come.
+
         since: events before this time need not be read.
         """
-        total = 0
-        while events := self.store.after(self.position, _AT_ONCE, since):
+        total, last = 0, self.store.last_position()
+        if last < self.position:
+            self._begin()
+        while self.position < last and (events := self.store.after(self.position, _AT_ONCE, since)):
             self.position = events[-1].position
             total += len(events)
             dense = self.catalogue.dense([event.item for event in events]).tolist()
