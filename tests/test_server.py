@@ -15,13 +15,16 @@ import pandas as pd
 import pytest
 import torch
 from patience import wait_until
-from serving import END, MAX_LEN, NOW, client_of, make_data, make_run
+from serving import END, HISTORY, MAX_LEN, NOW, client_of, make_data, make_run
 from starlette.testclient import TestClient
 
 from trope.data.sequences import Sequences
 from trope.serve.recommender import Histories, Recommender
+from trope.server.app import Options, make_app
 from trope.server.limits import Limits, TokenBuckets
+from trope.server.logs import Log
 from trope.server.schema import Event
+from trope.server.served import Served, version_of
 from trope.server.sqlite_store import SqliteStore
 
 JSON = {"content-type": "application/json"}
@@ -432,6 +435,18 @@ def test_a_watched_folder_is_served_when_it_changes(data: Sequences, pulse_run: 
         shutil.copytree(other / "best", tmp_path / "new")
         (tmp_path / "new").rename(run / "best")
         wait_until(lambda: ask(client, user_id="u01")["model"] != first)
+
+
+def test_a_model_that_is_replaced_while_the_server_starts_is_served(data: Any, pulse_run: Path, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", make_run(data, tmp_path / "other", seed=2)
+    shutil.copytree(pulse_run, run)
+    store = SqliteStore(tmp_path / "s")
+    served = Served.open(run, None, store, HISTORY, "cpu")
+    shutil.rmtree(run / "best")
+    shutil.copytree(other / "best", run / "best")
+    options = Options(device="cpu", watch=run, watch_seconds=0.02)
+    with TestClient(make_app(served, store, options, Log(requests=False)), base_url="http://127.0.0.1") as client:
+        wait_until(lambda: ask(client, user_id="u01")["model"] == version_of(other))
 
 
 def test_events_that_the_dataset_has_already_are_not_twice(pulse_run: Path, data: Any, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ class Served:
         known: the dataset's users, where there is a dataset.
         store: followed for new events.
         history: events that a user's history may have.
+        fingerprint: of the folder before it was read, see `fingerprint`; None where it had no model.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class Served:
         known: KnownUsers | None,
         store: Store,
         history: int,
+        fingerprint: str | None = None,
     ) -> None:
         self.recommender, self.version, self.folder, self.store = recommender, version, folder, store
+        self.fingerprint = fingerprint
         self.catalogue = recommender.catalogue
         self.originals = self.catalogue.item_ids.to_list()  # decoded once; place i is dense item i + 1
         self.known, self.history = known, history
@@ -64,10 +67,11 @@ class Served:
         """
         # Symbolic links are followed once: all files are then of one model, also if the link is changed meanwhile.
         folder = find_folder(source).resolve()
+        before = fingerprint(folder)
         recommender = Recommender.from_pretrained(folder, device)
         dataset = find_dataset(folder, data)
         known = None if dataset is None else KnownUsers(dataset, recommender.catalogue)
-        served = cls(recommender, version_of(folder), folder, known, store, history)
+        served = cls(recommender, version_of(folder), folder, known, store, history, before)
         # Nobody's history is in memory yet, so events that the model has counted need not be read.
         last = store.last_position()
         served.follow(served.counted_from)
@@ -141,8 +145,12 @@ def version_of(folder: Path) -> str:
     return f"{digest[:12]}{epoch}"
 
 
-def fingerprint(folder: Path) -> str:
-    """Changes whenever another model is at this path: files are replaced whole, so their identity tells."""
+def fingerprint(folder: Path) -> str | None:
+    """Changes whenever another model is at this path: files are replaced whole, so their identity tells. None where
+    there is no model, as between two renames."""
     model = folder / BEST if (folder / BEST).is_dir() else folder
-    stat = (model / WEIGHTS).stat()
+    try:
+        stat = (model / WEIGHTS).stat()
+    except OSError:
+        return None
     return hashlib.sha256(f"{folder.resolve()} {stat.st_ino} {stat.st_mtime_ns} {stat.st_size}".encode()).hexdigest()
