@@ -388,6 +388,12 @@ def test_size_rate_and_host_are_limited(pulse_run: Path, tmp_path: Path) -> None
         assert set(codes) == {200, 429} and codes[-1] == 429
 
 
+def test_wrong_keys_are_limited_too(pulse_run: Path, tmp_path: Path) -> None:
+    with client_of(pulse_run, tmp_path / "s", keys=("k" * 16,), rate=0.001) as client:
+        codes = [client.get("/model", headers={"x-api-key": f"guess {place}"}).status_code for place in range(3)]
+        assert codes == [401, 429, 429]
+
+
 def test_a_token_bucket_fills_again() -> None:
     clock = [0.0]
     buckets = TokenBuckets(2.0, lambda: clock[0])

@@ -108,6 +108,8 @@ def serve(
     settings = uvicorn.Config(
         make_app(served, events, options, log, compared, trial), log_config=None, access_log=False,
         server_header=False, timeout_graceful_shutdown=30, timeout_keep_alive=30, ws="none",
+        # A header that any client can send must not say who the client is: the rate is counted by address.
+        proxy_headers=False,
     )  # fmt: skip
     address, found_port = listening.getsockname()[:2]
     where = f"http://{f'[{address}]' if ':' in address else address}:{found_port}"
