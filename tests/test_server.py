@@ -451,7 +451,7 @@ def test_a_model_that_is_replaced_while_the_server_starts_is_served(data: Any, p
     shutil.rmtree(run / "best")
     shutil.copytree(other / "best", run / "best")
     options = Options(device="cpu", watch=run, watch_seconds=0.02)
-    with TestClient(make_app(served, store, options, Log(requests=False)), base_url="http://127.0.0.1") as client:
+    with TestClient(make_app({"": served}, store, options, Log(requests=False)), base_url="http://127.0.0.1") as client:
         wait_until(lambda: ask(client, user_id="u01")["model"] == version_of(other))
 
 

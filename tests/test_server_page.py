@@ -105,7 +105,7 @@ def test_a_second_model_answers_and_sees_new_events(data: Sequences, tmp_path: P
     ours, theirs = make_run(data, tmp_path / "ours"), make_run(data, tmp_path / "theirs", "hstu-trope", seed=1)
     store = open_store(tmp_path / "events.sqlite")
     served, compared = (Served.open(run, None, store, HISTORY, "cpu") for run in (ours, theirs))
-    app = make_app(served, store, Options(device="cpu"), Log(requests=False), compared)
+    app = make_app({"": served}, store, Options(device="cpu"), Log(requests=False), compared)
     with TestClient(app, base_url="http://127.0.0.1") as client:
         asked = {"user_id": "ann", "moments": [END + 86_400]}
         assert post(client, "/timeline", **asked, compared=True)["by_counts"] == [0]

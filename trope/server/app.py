@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,14 @@ class Options:
 class Service:
     """What the routes do. Parsing happens on the event loop, everything else on the worker's thread.
 
+    models: as in `Worker`. Kept there alone, so that a model that was swapped is freed.
     compared: a second model, which the page shows beside the first; no other route asks it.
-    trial: an experiment, whose arms answer lists and timelines; the other routes ask `served`, the control's model.
+    trial: an experiment, whose arms answer lists and timelines; the other routes ask the first model, the control's.
     """
 
     def __init__(
         self,
-        served: Served,
+        models: Mapping[str, Served],
         store: Store,
         options: Options,
         log: Log,
@@ -66,10 +67,10 @@ class Service:
     ) -> None:
         self.compared, self.trial = compared, trial
         self.store, self.options, self.log, self.metrics = store, options, log, Metrics()
-        models = {"": served} if trial is None else trial.models
+        is_text = next(iter(models.values())).catalogue.is_text
         self.queue = BatchQueue(Worker(models, store, self.metrics, trial), options.limits, self.metrics)
         self.models = Models(self.queue, options.data, options.device, self.metrics, log)
-        self.reader = Reader(served.catalogue.is_text, options.limits, has_arms=trial is not None)
+        self.reader = Reader(is_text, options.limits, has_arms=trial is not None)
         self.metrics.serve(model.version for model in models.values())
         if trial is not None:
             trial.exposures.on_kept, trial.exposures.on_lost = (
@@ -193,16 +194,16 @@ def _describe(worker: Worker) -> dict[str, Any]:
 
 
 def make_app(
-    served: Served,
+    models: Mapping[str, Served],
     store: Store,
     options: Options,
     log: Log | None = None,
     compared: Served | None = None,
     trial: Trial | None = None,
 ) -> Application:
-    """The application that uvicorn runs; it closes store and exposures when it ends. compared, trial: see `Service`."""
+    """The application that uvicorn runs; it closes store and exposures when it ends. For the models see `Service`."""
     log = log or Log()
-    service = Service(served, store, options, log, compared, trial)
+    service = Service(models, store, options, log, compared, trial)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
