@@ -274,6 +274,25 @@ def test_an_items_curve_is_its_score_in_the_lists(client: Any) -> None:
     assert client.get("/items/item 4/curve", params=params).json()["from"] == "counts"
 
 
+def test_a_curve_that_begins_before_the_users_first_event(client: Any) -> None:
+    """Counts answer those moments alone; the others are the model's."""
+    tell(client, ("ann", "item 2", NOW))
+    params = {"from": NOW - 10_000, "to": NOW + 20_000, "steps": 4, "user_id": "ann"}
+    curve = client.get("/items/item 4/curve", params=params).json()
+    assert curve["by_counts"] == [0] and curve["from"] == "model" and "no event until this moment" in curve["note"]
+    for moment, score in zip(curve["moments"], curve["scores"], strict=True):
+        items = ask(client, user_id="ann", moment=moment, k=15)["items"]
+        assert score == pytest.approx(next(i["score"] for i in items if i["item_id"] == "item 4"), abs=1e-5)
+    assert [part[0] for part in curve["parts"].values()] == pytest.approx([0, 0, curve["scores"][0], 0])
+
+
+def test_what_was_counted_at_the_start_does_not_move(client: Any) -> None:
+    before = client.get("/model").json()["counted_until"]
+    tell(client, ("ann", "item 2", NOW + 10**6))
+    ask(client, user_id="ann")
+    assert client.get("/model").json()["counted_until"] == before
+
+
 def test_a_history_can_be_held_while_the_moment_moves(client: Any) -> None:
     """`history_until`: the page's slider shows one history over the year, also before its last event."""
     held = ask(client, user_id="u02", moment=END - 600_000, history_until=NOW, k=15, filter_seen="history")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ LOOKED_AT = 5
 """Events whose share of attention is told with `explain`."""
 _DIGITS = 6
 _MILLION = 10.0**_DIGITS
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -66,30 +67,41 @@ def answer(served: Served, questions: Sequence[Question]) -> list[dict[str, Any]
 
 
 def curve(served: Served, item: ItemId, user: str | None, moments: list[int]) -> dict[str, Any]:
-    """An item's score at each moment: for a user, or by everybody's counts."""
+    """An item's score at each moment: for a user, or by everybody's counts where only they can answer."""
     dense = int(served.catalogue.dense([item])[0])
     about: dict[str, Any] = {"item_id": item, "name": None, "user_id": user, "model": served.version}
+    every = list(range(len(moments)))
     if not dense:
         said = [log_share(served.new_items.count(item, t), float(served.popularity.yardstick(t)[0])) for t in moments]
-        note = "the model does not know this item: its log share of everybody's counts"
-        return {**about, "from": COUNTS, "note": note, "moments": moments, "scores": _rounded(said)}
+        why = "the model does not know this item: its log share of everybody's counts"
+        return {
+            **about, "from": COUNTS, "note": why, "moments": moments, "by_counts": every, "scores": _rounded(said),
+        }  # fmt: skip
     about["name"] = served.name(dense)
     person = None if user is None else served.people.get([user])[0]
-    cuts = [] if person is None else [person.until(moment) for moment in moments]
-    if person is None or not all(cuts):
-        said = [float(served.popularity.at([moment])[0, dense]) for moment in moments]
-        why = None if user is None else _why_counts(served, person)
-        return {**about, "from": COUNTS, "note": why, "moments": moments, "scores": _rounded(said)}
     wanted = Wanted.of(served, _ONE)
-    rows = [Row(_ONE, moment, person, Cut(person, cut), wanted) for moment, cut in zip(moments, cuts, strict=True)]
-    parts: list[list[float]] = []
-    for part in _parts(rows, users_at_a_time(served.recommender.model.num_items, USERS_AT_A_TIME)):
-        cells = Cells(torch.arange(len(part)), torch.full((len(part),), dense))
-        parts += Scores(served, _rows(part)).parts(_to(served, cells)).tolist()
+    rows = {} if person is None else {step: _row(_ONE, moments[step], person, wanted) for step in every}
+    known = [step for step in every if step in rows and rows[step].cut is not None]
+    parts: list[list[float]] = [[]] * len(moments)
+    for steps in _parts(known, users_at_a_time(served.recommender.model.num_items, USERS_AT_A_TIME)):
+        cells = Cells(torch.arange(len(steps)), torch.full((len(steps),), dense))
+        found = Scores(served, _rows([rows[step] for step in steps])).parts(_to(served, cells)).tolist()
+        for step, row in zip(steps, found, strict=True):
+            parts[step] = row
+    by_counts = [step for step in every if not parts[step]]
+    for step in by_counts:
+        parts[step] = _counted(float(served.popularity.at([moments[step]])[0, dense]))
+    note = None if user is None or not by_counts else _why_counts(served, person)
     return {
-        **about, "from": MODEL, "note": None, "moments": moments, "scores": _rounded([sum(row) for row in parts]),
+        **about, "from": MODEL if known else COUNTS, "note": note, "moments": moments, "by_counts": by_counts,
+        "scores": _rounded([sum(row) for row in parts]),
         "parts": {name: _rounded([row[place] for row in parts]) for place, name in enumerate(PARTS)},
     }  # fmt: skip
+
+
+def _counted(score: float) -> list[float]:
+    """The parts of a score that is everybody's counts alone, see `PARTS`."""
+    return [0.0, 0.0, score, 0.0]
 
 
 _ONE = Question(None, (), ())
@@ -111,7 +123,7 @@ def _row(question: Question, moment: int, person: Person, wanted: Wanted) -> Row
     return Row(question, moment, person, Cut(person, length) if length else None, wanted)
 
 
-def _parts(rows: list[Row], most: int) -> Iterator[list[Row]]:
+def _parts(rows: list[T], most: int) -> Iterator[list[T]]:
     return (rows[first : first + most] for first in range(0, len(rows), most))
 
 
@@ -259,7 +271,7 @@ def _listed(served: Served, row: Row) -> list[dict[str, Any]]:
         for entry, item in zip(found, row.items, strict=True):
             entry["name"] = served.name(item)
     if row.question.explain:
-        every = row.parts or [[0.0, 0.0, score, 0.0] for score in row.scores]
+        every = row.parts or [_counted(score) for score in row.scores]
         for entry, parts in zip(found, every, strict=True):
             entry["why"] = dict(zip(PARTS, _rounded(parts), strict=True))
     if row.new:

@@ -130,7 +130,7 @@ class Served:
             "trained_until": model.time_span[1],
             "trained_until_text": say_minute(model.time_span[1]),
             "has_pulse": self.popularity.pulse is not None,
-            "counted_until": self.popularity.counted_until,
+            "counted_until": self.counted_from,
             "item_ids_are_text": self.catalogue.is_text,
             "has_names": self.catalogue.item_names is not None,
             "new_items": len(self.new_items),
