@@ -111,6 +111,29 @@ def test_acknowledged_events_survive_a_killed_redis(server: Redis, run: Path) ->
         assert [i["item_id"] for i in after["items"]] == [i["item_id"] for i in before["items"]]
 
 
+def test_ready_says_when_the_store_is_gone_and_when_it_is_back(server: Redis, run: Path) -> None:
+    """Without any other request."""
+    with client_of(run, server.url) as client:
+        assert client.get("/ready").status_code == 200
+        server.kill()
+        wait_until(lambda: client.get("/ready").status_code == 503)
+        answer = client.get("/ready")
+        assert "does not answer" in answer.json()["error"] and answer.headers["retry-after"] == "1"
+        assert client.get("/health").status_code == 200
+        server.start()
+        wait_until(lambda: client.get("/ready").status_code == 200)
+
+
+def test_ready_knows_of_a_post_that_failed(server: Redis, run: Path) -> None:
+    with client_of(run, server.url) as client:
+        redis.Redis(port=server.port).config_set("maxmemory", 1)
+        event = {"user_id": "ann", "item_id": "item 1", "timestamp": NOW}
+        assert client.post("/events", json={"events": [event]}).status_code == 503
+        assert client.get("/ready").status_code == 503
+        redis.Redis(port=server.port).config_set("maxmemory", 0)
+        wait_until(lambda: client.get("/ready").status_code == 200)
+
+
 def test_a_store_tells_the_same_whatever_it_is(server: Redis, tmp_path: Path) -> None:
     stores: list[Any] = [SqliteStore(tmp_path / "s"), RedisStore(server.url)]
     posts = [

@@ -66,6 +66,7 @@ class Service:
         trial: Trial | None = None,
     ) -> None:
         self.compared, self.trial = compared, trial
+        self._trying: asyncio.Future[Any] | None = None
         self.store, self.options, self.log, self.metrics = store, options, log, Metrics()
         is_text = next(iter(models.values())).catalogue.is_text
         self.queue = BatchQueue(Worker(models, store, self.metrics, trial), options.limits, self.metrics)
@@ -161,14 +162,28 @@ class Service:
         return orjson.dumps({**said, "store": self.store.describe(), "trope": __version__, "compared": compared})
 
     def ready(self) -> dict[str, Any]:
-        """`GET /ready`."""
+        """`GET /ready`: refused while the store does not answer."""
+        if not self.queue.is_open:
+            raise Refused("the server is shutting down", 503, retry_after=1)
         worker = self.queue.worker
+        failing = worker.failure
+        self._try_store()
+        if failing is not None:
+            raise Refused(failing, 503, retry_after=1)
         said: dict[str, Any] = {"status": "ready", "model": worker.served.version}
         if self.trial is not None:
             failure = self.trial.exposures.failure
             said["arms"] = {arm: served.version for arm, served in worker.models.items()}
             said["exposures"] = "kept" if failure is None else f"not kept: {failure}"
         return said
+
+    def _try_store(self) -> None:
+        """Let the worker follow the store, so that the next `ready` knows of a failure, or its end, without traffic."""
+        if self._trying is not None and not self._trying.done():
+            return
+        with contextlib.suppress(Refused):  # a full queue follows the store anyway
+            self._trying = self.queue.do(Call(lambda _: None))
+            self._trying.add_done_callback(lambda tried: tried.cancelled() or tried.exception())
 
     def _moments(self, query: dict[str, str], others: tuple[str, ...]) -> list[int]:
         """Evenly spaced moments, both ends included."""
@@ -281,8 +296,6 @@ def _add_gets(app: FastAPI, service: Service) -> None:
     @app.get("/ready")
     async def ready() -> Response:
         """Whether questions are answered."""
-        if not service.queue.is_open:
-            raise Refused("the server is shutting down", 503, retry_after=1)
         return _json(orjson.dumps(service.ready()))
 
     @app.get("/metrics")
