@@ -255,6 +255,23 @@ def test_new_items_are_listed_only_if_allowed(client: Any) -> None:
     assert curve["from"] == "counts" and curve["scores"] == sorted(curve["scores"], reverse=True)
 
 
+def test_new_items_that_were_seen_are_left_out(client: Any) -> None:
+    """From the store, from memory, and from a history in the request; of a later event only from its time on."""
+    tell(client, ("new", "lamp", NOW - 60), *(("x", item, NOW - 90) for item in ("lamp", "sofa") for _ in range(2000)))
+    asked = {"moment": NOW, "k": 2, "new_items": True}
+    for seen in ("window", "history"):
+        assert listed(ask(client, user_id="new", **asked, filter_seen=seen))[0] == "sofa"
+        assert "lamp" not in listed(ask(client, user_id="new", **asked, filter_seen=seen))
+        assert "lamp" in listed(ask(client, user_id="new", **{**asked, "moment": NOW - 61}, filter_seen=seen))
+    assert set(listed(ask(client, user_id="new", **asked))) == {"lamp", "sofa"}
+    tell(client, ("new", "sofa", NOW - 50))
+    assert not {"lamp", "sofa"} & set(listed(ask(client, user_id="new", **asked, filter_seen="history")))
+    history = [{"item_id": "sofa", "timestamp": NOW}]
+    assert "sofa" not in listed(ask(client, history=history, **asked, filter_seen="history"))
+    chosen = ask(client, history=history, **asked, filter_seen="history", allow=["lamp", "sofa"])
+    assert listed(chosen) == ["lamp"]
+
+
 def test_a_timeline_is_a_list_for_each_moment(client: Any) -> None:
     answer = client.get("/users/u02/timeline", params={"from": "2020-09-20", "to": NOW + 10**6, "steps": 5, "k": 3})
     lists = answer.json()["moments"]

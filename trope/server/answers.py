@@ -178,7 +178,7 @@ def _by_counts(served: Served, rows: list[Row]) -> None:
         items = row.wanted.items(served, out)
         _take_best(row, items, everybody_V.cpu()[items])
         if row.question.new_items:
-            row.new = best_new(served, row.question, row.wanted, row.moment, float(everybody_V[0]))
+            row.new = best_new(served, row.question, row.wanted, row.person, row.moment, float(everybody_V[0]))
 
 
 def _left_out(served: Served, row: Row) -> list[int]:

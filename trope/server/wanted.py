@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trope.server.people import Ints
+from trope.server.people import Ints, Person
 from trope.server.popularity import log_share
 from trope.server.schema import ItemId, Question
 from trope.server.served import Served
@@ -42,10 +42,13 @@ class Wanted:
 
 
 def best_new(
-    served: Served, question: Question, wanted: Wanted, moment: int, of_none: float
+    served: Served, question: Question, wanted: Wanted, person: Person, moment: int, of_none: float
 ) -> list[tuple[ItemId, float]]:
     """Items that the model does not know, with their log shares, best first. of_none: see `log_share`."""
     unwanted = set(question.deny)
+    if question.filter_seen != "none":
+        until = moment if question.history_until is None else question.history_until
+        unwanted |= {item for item, first in person.new.items() if first <= until}
     if question.allow is None:
         found = served.new_items.best(moment, question.k + len(unwanted))
     else:
