@@ -273,12 +273,12 @@ def _add_gets(app: FastAPI, service: Service) -> None:
         """Users of the dataset: prefix, limit."""
         return _json(await service.users(dict(request.query_params)))
 
-    @app.get("/users/{user_id}/timeline")
+    @app.get("/users/{user_id:path}/timeline")
     async def timeline(user_id: str, request: Request) -> Response:
         """The user's best items over time: from, to, steps, k, filter_seen."""
         return _json(await service.timeline(user_id, dict(request.query_params)))
 
-    @app.get("/items/{item_id}/curve")
+    @app.get("/items/{item_id:path}/curve")
     async def item_curve(item_id: str, request: Request) -> Response:
         """An item's score over time: from, to, steps, user_id."""
         return _json(await service.curve(item_id, dict(request.query_params)))

@@ -157,7 +157,7 @@ class Gate:
         """The route's template: no id, and no path that a client made up, in metrics and logs."""
         if scope["path"] in self.posts:
             return str(scope["path"])
-        return str(getattr(scope.get("route"), "path", "other"))
+        return str(getattr(scope.get("route"), "path", "other")).replace(":path}", "}")
 
 
 async def _send(send: Send, status: int, body: bytes, more: Headers) -> None:
