@@ -34,6 +34,10 @@ def moments(count: int) -> list[int]:
         ([{"user_id": "u01", "moments": moments(21), "k": 1000}], "moments times k may be 20,480 in one body"),
         ([{"user_id": "u01", "k": 100}] * 205, "got 20,500; ask for fewer, or send several bodies"),
         (
+            [{"user_id": "nobody", "moments": moments(257), "new_items": True}],
+            "new_items may be asked for at 256 moments in one body, got 257; send several bodies",
+        ),
+        (
             [{"user_id": "u01", "moments": moments(201), "allow": ["item 1"] * 5_000}],
             "moments times entries of allow may be 1,000,000 in one body, got 1,005,000",
         ),

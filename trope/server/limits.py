@@ -28,6 +28,8 @@ class Limits:
     """Items of all lists of one body: moments times k."""
     allowed: int = 1_000_000
     """Items to choose from in one body: moments times entries of allow lists."""
+    new_items: int = 256
+    """Moments of one body with `new_items`: each ranks all of them, which may be 100,000."""
     looks: int = 31
     """Moments of one body whose attention is told with `explain`: each costs an encode."""
     history: int = 10_000

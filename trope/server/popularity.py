@@ -146,8 +146,8 @@ class NewItems:
             pairs = np.array(list(self._counts.values()), np.float64)
             self._columns = list(self._counts), pairs[:, 0], pairs[:, 1]
         items, counts, since = self._columns
-        now = counts * 2 ** -(np.maximum(0, moment - since) / self.HALF_LIFE)
-        # A question may have 2,048 moments, so all 100,000 items are not sorted for each.
+        now = counts * np.exp2(np.minimum(0, since - moment) / self.HALF_LIFE)
+        # A body may have many moments, so all 100,000 items are not sorted for each.
         least = np.partition(now, -k)[-k] if k < len(now) else 0.0
         places = np.flatnonzero(now >= least)
         best = places[np.argsort(-now[places], kind="stable")][:k]

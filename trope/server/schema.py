@@ -114,6 +114,12 @@ class Reader:
                 f"moments times k may be {self.limits.listed:,} in one body, got {listed:,}; ask for fewer, or send "
                 "several bodies"
             )
+        new = sum(len(question.moments) for question in questions if question.new_items)
+        if new > self.limits.new_items:
+            raise Refused(
+                f"new_items may be asked for at {self.limits.new_items} moments in one body, got {new:,}; send several "
+                "bodies"
+            )
         allowed = sum(len(question.moments) * len(question.allow or ()) for question in questions)
         if allowed > self.limits.allowed:
             raise Refused(
