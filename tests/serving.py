@@ -67,7 +67,7 @@ def client_of(run: Path, store: str | Path | Store, **options: Any) -> Iterator[
     opened = open_store(store) if isinstance(store, str | Path) else store
     data = options.get("data")
     served = Served.open(run, data, opened, HISTORY, "cpu")
-    app = make_app(served, opened, Options(device="cpu", **options), Log(requests=False))
+    app = make_app({"": served}, opened, Options(device="cpu", **options), Log(requests=False))
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=True) as client:
         yield client
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from data_logs import prepared, random_log, write_parquet
+from patience import wait_until
 from serving import Process, make_run
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
@@ -282,6 +283,55 @@ def test_a_link_shows_the_same_day(page: Any, server: Process) -> None:
     assert page.input_value("#moment") == "77"
     assert lists(page) == before
     assert before[0] == ids(ask(page, server, 77, user_id=page.input_value("#user"), filter_seen="history"))
+
+
+def test_a_history_before_the_training_data_is_asked_for_twice(page: Any) -> None:
+    """The day until which it counts then lies before the first that the calendar offers."""
+    page.check("[name=kind][value=history]", force=True)
+    for item in ("item 3", "item 7"):
+        page.fill("#history", f"{item},2010-01-14")
+        with page.expect_response("**/timeline"):
+            page.click("#question button[type=submit]")
+        loaded(page)
+        assert page.input_value("#start") == "2010-01-15"
+
+
+def test_the_address_names_who_is_shown(page: Any) -> None:
+    shown = page.input_value("#user")
+    page.fill("#user", "u03" if shown != "u03" else "u04")  # typed, and not asked for
+    page.keyboard.press("Escape")
+    go(page, 12)
+    page.wait_for_url("**day=12**")
+    assert f"user={shown}" in page.url
+
+
+def test_a_link_in_the_same_tab_is_followed(page: Any, server: Process) -> None:
+    with page.expect_response("**/timeline"):
+        page.evaluate("location.hash = '#user=u05&from=2021-06-01&day=200&fresh=1'")
+    wait_until(lambda: page.input_value("#moment") == "200")
+    loaded(page)
+    assert (page.input_value("#user"), page.input_value("#start")) == ("u05", "2021-06-01")
+    assert lists(page)[0] == ids(ask(page, server, 200, user_id="u05", filter_seen="history"))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate(
+        """() => new Promise((done) => {
+          addEventListener("hashchange", () => setTimeout(done), { once: true });
+          location.hash = "#moment"; // the link that skips to the slider
+        })"""
+    )
+    assert not asked
+
+
+def test_an_integer_that_a_browser_would_change_is_refused(page: Any) -> None:
+    said = page.evaluate(
+        """async () => {
+          const { readHistory } = await import("./history.js");
+          try { return readHistory("9007199254740993,2017-05-01", false); } catch (error) { return error.message; }
+        }"""
+    )
+    assert "Line 1: a browser cannot send 9007199254740993" in said
+    assert page.evaluate("import('./history.js').then((m) => m.readHistory('-7,2017-05-01', false)[0].item_id)") == -7
 
 
 def test_a_key_is_asked_for_and_used(browser: Any, server: Process, tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_a_server_shows_what_the_process_shows(
     write_experiment(tmp_path / "shown", experiment, dict.fromkeys(options, ""))
     trial = open_trial(experiment.name, tmp_path / "shown", options, models, may_override=False, watch=False)
     assert trial.experiment == experiment, "the server goes on with the experiment of the folder"
-    server = make_app(models["control"], store, Options(device="cpu"), Log(requests=False), None, trial)
+    server = make_app(models, store, Options(device="cpu"), Log(requests=False), None, trial)
     with TestClient(server, base_url="http://127.0.0.1") as client:
 
         def post(self: OverHttp, path: str, content: Any) -> Any:

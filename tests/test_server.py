@@ -15,13 +15,16 @@ import pandas as pd
 import pytest
 import torch
 from patience import wait_until
-from serving import END, MAX_LEN, NOW, client_of, make_data, make_run
+from serving import END, HISTORY, MAX_LEN, NOW, client_of, make_data, make_run
 from starlette.testclient import TestClient
 
 from trope.data.sequences import Sequences
 from trope.serve.recommender import Histories, Recommender
+from trope.server.app import Options, make_app
 from trope.server.limits import Limits, TokenBuckets
+from trope.server.logs import Log
 from trope.server.schema import Event
+from trope.server.served import Served, version_of
 from trope.server.sqlite_store import SqliteStore
 
 JSON = {"content-type": "application/json"}
@@ -168,6 +171,26 @@ def test_an_event_is_seen_by_the_next_question(client: Any, run: Path) -> None:
     assert listed(after) == listed(ask(client, history=history, moment=NOW, k=15))
 
 
+@pytest.mark.parametrize("ahead", [600, 80_000])
+def test_an_event_of_a_clock_that_runs_ahead_is_seen_by_the_next_question(client: Any, ahead: int) -> None:
+    """Without a moment, the next question is asked at the event's time."""
+    moment = int(time.time()) + ahead
+    unseen = listed(ask(client, user_id="u06", filter_seen="history", k=15))[0]
+    popular = {entry["item_id"]: entry["score"] for entry in ask(client, user_id="nobody", k=15)["items"]}
+    tell(client, ("u06", unseen, moment), *(("x", "item 3", moment) for _ in range(50)))
+    after = ask(client, user_id="u06", filter_seen="history", k=15)
+    assert unseen not in listed(after) and after["moment"] == moment
+    assert ask(client, user_id="x")["from"] == "model"
+    now = {entry["item_id"]: entry["score"] for entry in ask(client, user_id="nobody", k=15)["items"]}
+    assert now["item 3"] != pytest.approx(popular["item 3"], abs=1e-4), "everybody's counts have it"
+    year = client.post("/timeline", json={"user_id": "x"}).json()
+    assert year["by_counts"] == [] and year["moments"] == [moment]
+    # A moment that is given is kept to, and so is the end of a history.
+    assert unseen in listed(ask(client, user_id="u06", moment=moment - 1, filter_seen="history", k=15))
+    held = ask(client, user_id="u06", history_until=moment - 1, filter_seen="history", k=15)
+    assert unseen in listed(held) and held["moment"] < moment
+
+
 def test_events_in_any_order_make_the_same_history(client: Any) -> None:
     events = [("item 1", END + 30), ("item 2", END + 10), ("item 3", END + 20)]
     for item, moment in events:
@@ -232,6 +255,23 @@ def test_new_items_are_listed_only_if_allowed(client: Any) -> None:
     assert curve["from"] == "counts" and curve["scores"] == sorted(curve["scores"], reverse=True)
 
 
+def test_new_items_that_were_seen_are_left_out(client: Any) -> None:
+    """From the store, from memory, and from a history in the request; of a later event only from its time on."""
+    tell(client, ("new", "lamp", NOW - 60), *(("x", item, NOW - 90) for item in ("lamp", "sofa") for _ in range(2000)))
+    asked = {"moment": NOW, "k": 2, "new_items": True}
+    for seen in ("window", "history"):
+        assert listed(ask(client, user_id="new", **asked, filter_seen=seen))[0] == "sofa"
+        assert "lamp" not in listed(ask(client, user_id="new", **asked, filter_seen=seen))
+        assert "lamp" in listed(ask(client, user_id="new", **{**asked, "moment": NOW - 61}, filter_seen=seen))
+    assert set(listed(ask(client, user_id="new", **asked))) == {"lamp", "sofa"}
+    tell(client, ("new", "sofa", NOW - 50))
+    assert not {"lamp", "sofa"} & set(listed(ask(client, user_id="new", **asked, filter_seen="history")))
+    history = [{"item_id": "sofa", "timestamp": NOW}]
+    assert "sofa" not in listed(ask(client, history=history, **asked, filter_seen="history"))
+    chosen = ask(client, history=history, **asked, filter_seen="history", allow=["lamp", "sofa"])
+    assert listed(chosen) == ["lamp"]
+
+
 def test_a_timeline_is_a_list_for_each_moment(client: Any) -> None:
     answer = client.get("/users/u02/timeline", params={"from": "2020-09-20", "to": NOW + 10**6, "steps": 5, "k": 3})
     lists = answer.json()["moments"]
@@ -249,6 +289,25 @@ def test_an_items_curve_is_its_score_in_the_lists(client: Any) -> None:
     assert set(curve["parts"]) == {"standing", "turning", "counts", "own_items"}
     del params["user_id"]
     assert client.get("/items/item 4/curve", params=params).json()["from"] == "counts"
+
+
+def test_a_curve_that_begins_before_the_users_first_event(client: Any) -> None:
+    """Counts answer those moments alone; the others are the model's."""
+    tell(client, ("ann", "item 2", NOW))
+    params = {"from": NOW - 10_000, "to": NOW + 20_000, "steps": 4, "user_id": "ann"}
+    curve = client.get("/items/item 4/curve", params=params).json()
+    assert curve["by_counts"] == [0] and curve["from"] == "model" and "no event until this moment" in curve["note"]
+    for moment, score in zip(curve["moments"], curve["scores"], strict=True):
+        items = ask(client, user_id="ann", moment=moment, k=15)["items"]
+        assert score == pytest.approx(next(i["score"] for i in items if i["item_id"] == "item 4"), abs=1e-5)
+    assert [part[0] for part in curve["parts"].values()] == pytest.approx([0, 0, curve["scores"][0], 0])
+
+
+def test_what_was_counted_at_the_start_does_not_move(client: Any) -> None:
+    before = client.get("/model").json()["counted_until"]
+    tell(client, ("ann", "item 2", NOW + 10**6))
+    ask(client, user_id="ann")
+    assert client.get("/model").json()["counted_until"] == before
 
 
 def test_a_history_can_be_held_while_the_moment_moves(client: Any) -> None:
@@ -365,6 +424,12 @@ def test_size_rate_and_host_are_limited(pulse_run: Path, tmp_path: Path) -> None
         assert set(codes) == {200, 429} and codes[-1] == 429
 
 
+def test_wrong_keys_are_limited_too(pulse_run: Path, tmp_path: Path) -> None:
+    with client_of(pulse_run, tmp_path / "s", keys=("k" * 16,), rate=0.001) as client:
+        codes = [client.get("/model", headers={"x-api-key": f"guess {place}"}).status_code for place in range(3)]
+        assert codes == [401, 429, 429]
+
+
 def test_a_token_bucket_fills_again() -> None:
     clock = [0.0]
     buckets = TokenBuckets(2.0, lambda: clock[0])
@@ -412,6 +477,18 @@ def test_a_watched_folder_is_served_when_it_changes(data: Sequences, pulse_run: 
         shutil.copytree(other / "best", tmp_path / "new")
         (tmp_path / "new").rename(run / "best")
         wait_until(lambda: ask(client, user_id="u01")["model"] != first)
+
+
+def test_a_model_that_is_replaced_while_the_server_starts_is_served(data: Any, pulse_run: Path, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", make_run(data, tmp_path / "other", seed=2)
+    shutil.copytree(pulse_run, run)
+    store = SqliteStore(tmp_path / "s")
+    served = Served.open(run, None, store, HISTORY, "cpu")
+    shutil.rmtree(run / "best")
+    shutil.copytree(other / "best", run / "best")
+    options = Options(device="cpu", watch=run, watch_seconds=0.02)
+    with TestClient(make_app({"": served}, store, options, Log(requests=False)), base_url="http://127.0.0.1") as client:
+        wait_until(lambda: ask(client, user_id="u01")["model"] == version_of(other))
 
 
 def test_events_that_the_dataset_has_already_are_not_twice(pulse_run: Path, data: Any, tmp_path: Path) -> None:

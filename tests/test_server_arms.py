@@ -54,9 +54,7 @@ def start(runs: dict[str, Path], tmp_path: Path) -> Start:
         store = open_store(tmp_path / "events.sqlite")
         models = {arm: Served.open(option.run, None, store, HISTORY, "cpu") for arm, option in options.items()}
         trial = open_trial("spring", tmp_path / "shown", options, models, may_override=override, watch=watch)
-        app = make_app(
-            models[arms[0]], store, Options(device="cpu", watch_seconds=0.02), Log(requests=False), None, trial
-        )
+        app = make_app(models, store, Options(device="cpu", watch_seconds=0.02), Log(requests=False), None, trial)
         with TestClient(app, base_url="http://127.0.0.1") as client:
             yield client
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from trope.evaluate.ranking import Cells, top_k_of
 from trope.models import kept
+from trope.models.memory import Memory
 from trope.models.recommender import SequentialRecommender
 from trope.server.answers import rounded
 from trope.server.encoder import Cut, Encoder, Rows
@@ -107,6 +108,62 @@ def test_memories_that_take_the_room_of_others_are_right(data: st.DataObject) ->
             held = [memory for kept_of in encoder._memories.values() for memory in kept_of.values()]
             held += [memory for rooms in encoder._rooms.values() for memory in rooms]
             assert sum(memory.num_bytes for memory in held) == encoder._bytes
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_batches_that_need_more_than_there_is_room_for_are_answered_as_alone(data: st.DataObject) -> None:
+    """Several users, several lengths of their histories and several moments, in a cache for a few memories."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept, "_PAGES", 1)
+        most, together = data.draw(st.integers(0, 6)), data.draw(st.integers(1, 8))
+        encoder = Encoder(model(), torch.device("cpu"), most * _one_memory(), together * _one_memory())
+        persons = [_person(length) for length in (20, 24, 28, 30)]
+        question = st.tuples(st.integers(0, 3), st.integers(14, 20), st.integers(0, 3))
+        for _ in range(4):
+            asked = data.draw(st.lists(question, min_size=1, max_size=16))
+            keys = list(dict.fromkeys((place, length) for place, length, _ in asked))
+            cuts = [Cut(persons[place], length) for place, length in keys]
+            moments = [1_550_000_000 + 9_999 * step for _, _, step in asked]
+            rows = Rows(cuts, [keys.index((place, length)) for place, length, _ in asked], moments)
+            with torch.inference_mode():
+                found = encoder.vectors(rows)
+                alone = [
+                    Encoder(model(), torch.device("cpu"))._encoded(Rows([cuts[cut]], [0], [moment]))
+                    for cut, moment in zip(rows.cut_N, moments, strict=True)
+                ]
+            assert torch.allclose(found, torch.cat(alone), atol=2e-6)
+            assert encoder._bytes <= encoder.most_bytes
+
+
+@cache
+def _one_memory() -> int:
+    """Bytes of a history of 14 to 20 events."""
+    return Encoder(model(), torch.device("cpu"))._remember(Cut(_person(20), 20)).num_bytes
+
+
+def test_one_users_memories_keep_within_the_room() -> None:
+    encoder = Encoder(model(), torch.device("cpu"), most_bytes=3 * _one_memory())
+    person = _person(30)
+    cuts = [Cut(person, length) for length in range(14, 21)]
+    moments = [1_550_000_000, 1_550_009_999] * len(cuts)
+    with torch.inference_mode():
+        encoder.vectors(Rows(cuts, [place // 2 for place in range(len(moments))], moments))
+    assert encoder._bytes <= encoder.most_bytes
+
+
+def test_a_batch_holds_few_memories_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of histories that came with a request, of which nothing is kept."""
+    encoder = Encoder(model(), torch.device("cpu"), most_together=2 * _one_memory())
+    sizes: list[int] = []
+    join = Memory.join
+    monkeypatch.setattr(Memory, "join", lambda memories: (sizes.append(len(memories)), join(memories))[1])
+    person = Person(_person(30).items, _person(30).times, is_kept=False)
+    cuts = [Cut(person, length) for length in range(14, 21)]
+    moments = [1_550_000_000, 1_550_009_999] * len(cuts)
+    with torch.inference_mode():
+        encoder.vectors(Rows(cuts, [place // 2 for place in range(len(moments))], moments))
+    assert sum(sizes) == len(cuts) and max(sizes) <= 2
 
 
 def _person(length: int) -> Person:

@@ -146,6 +146,13 @@ def test_a_swap_under_load_fails_nobody(run: Path, data: Sequences, tmp_path: Pa
     assert len(versions) >= 4, versions
 
 
+def test_a_header_does_not_get_around_the_rate(run: Path, tmp_path: Path) -> None:
+    server = Process(run, "--store", str(tmp_path / "s"), "--quiet", "--rate", "0.05")
+    codes = [server.get("/health", **{"X-Forwarded-For": f"10.0.0.{place}"})[0] for place in range(8)]
+    server.end()
+    assert 429 in codes
+
+
 def start(*arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "trope", "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -15,10 +15,10 @@ from patience import wait_until
 from serving import NOW, client_of, make_data, make_run
 
 from trope.server.open_store import open_store
-from trope.server.redis_store import RedisStore
+from trope.server.redis_store import POSITION, RedisStore
 from trope.server.schema import Event
 from trope.server.sqlite_store import SqliteStore
-from trope.server.store import Past
+from trope.server.store import Past, StoreError
 
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not on the PATH")
 pytestmark = [pytest.mark.serve, needs_redis]
@@ -111,6 +111,29 @@ def test_acknowledged_events_survive_a_killed_redis(server: Redis, run: Path) ->
         assert [i["item_id"] for i in after["items"]] == [i["item_id"] for i in before["items"]]
 
 
+def test_ready_says_when_the_store_is_gone_and_when_it_is_back(server: Redis, run: Path) -> None:
+    """Without any other request."""
+    with client_of(run, server.url) as client:
+        assert client.get("/ready").status_code == 200
+        server.kill()
+        wait_until(lambda: client.get("/ready").status_code == 503)
+        answer = client.get("/ready")
+        assert "does not answer" in answer.json()["error"] and answer.headers["retry-after"] == "1"
+        assert client.get("/health").status_code == 200
+        server.start()
+        wait_until(lambda: client.get("/ready").status_code == 200)
+
+
+def test_ready_knows_of_a_post_that_failed(server: Redis, run: Path) -> None:
+    with client_of(run, server.url) as client:
+        redis.Redis(port=server.port).config_set("maxmemory", 1)
+        event = {"user_id": "ann", "item_id": "item 1", "timestamp": NOW}
+        assert client.post("/events", json={"events": [event]}).status_code == 503
+        assert client.get("/ready").status_code == 503
+        redis.Redis(port=server.port).config_set("maxmemory", 0)
+        wait_until(lambda: client.get("/ready").status_code == 200)
+
+
 def test_a_store_tells_the_same_whatever_it_is(server: Redis, tmp_path: Path) -> None:
     stores: list[Any] = [SqliteStore(tmp_path / "s"), RedisStore(server.url)]
     posts = [
@@ -132,6 +155,50 @@ def test_a_store_tells_the_same_whatever_it_is(server: Redis, tmp_path: Path) ->
         many = [Event(f"user {place}", place, 1 + place) for place in range(2500)]
         assert store.append([many]) == [2500] and len(store.after(4, 9999)) == 2500
         store.close()
+
+
+def test_events_after_a_loss_are_seen(server: Redis, run: Path) -> None:
+    """A Redis without a file on disk comes back empty: positions begin anew, and so do the servers."""
+    with client_of(run, server.url) as one, client_of(run, server.url) as other:
+        before = [ask(client, user_id="nobody", moment=NOW + 100, k=15)["items"] for client in (one, other)]
+        for step in range(5):
+            tell(one, "ann", "item 1", NOW + step)
+        ask(other, user_id="ann", moment=NOW + 100)
+        redis.Redis(port=server.port).flushall()
+        for client, scores in zip((one, other), before, strict=True):
+            assert ask(client, user_id="ann", moment=NOW + 100)["from"] == "counts"
+            assert ask(client, user_id="nobody", moment=NOW + 100, k=15)["items"] == scores, "counts are forgotten too"
+        tell(one, "bob", "item 2", NOW)
+        question = {"user_id": "bob", "moment": NOW, "filter_seen": "history", "k": 15}
+        for client in (one, other):
+            assert "item 2" not in [entry["item_id"] for entry in ask(client, **question)["items"]]
+
+
+def test_a_post_is_stored_whole_or_not_at_all(server: Redis) -> None:
+    """Memory that is full, and a position that was lost: the next try, with the same ids, stores all of it."""
+    store, client = RedisStore(server.url), redis.Redis(port=server.port)
+    store.append([[Event("ann", "a", 5, "first")]])
+    post = [Event("ann", place, 6, f"id {place}") for place in range(2_500)]
+    client.config_set("maxmemory", 1)
+    with pytest.raises(StoreError, match="does not answer"):
+        store.append([post])
+    client.config_set("maxmemory", 0)
+    client.delete(POSITION)  # the stream refuses positions that it has
+    with pytest.raises(StoreError, match="equal or smaller"):
+        store.append([post])
+    client.set(POSITION, 1)
+    assert len(store.after(0, 9_999)) == 1 and len(store.histories(["ann"], 9_999)[0]) == 1
+    assert store.append([post]) == [2_500] and store.append([post]) == [0]
+    assert len(store.after(0, 9_999)) == 2_501
+    store.close()
+
+
+def test_long_posts_are_one_script(server: Redis) -> None:
+    store, client = RedisStore(server.url), redis.Redis(port=server.port)
+    sent = int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+    assert store.append([[Event("ann", place, 6) for place in range(10_000)]] * 2) == [10_000] * 2
+    assert int(client.info("commandstats")["cmdstat_evalsha"]["calls"]) - sent <= 2, "one, and one before it is known"
+    store.close()
 
 
 def test_a_redis_that_is_not_there(server: Redis) -> None:

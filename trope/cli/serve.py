@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -63,11 +64,10 @@ def serve(
     import torch
     import uvicorn
 
-    from trope.server.app import Options, make_app
+    from trope.server.app import Options
     from trope.server.limits import Limits
     from trope.server.logs import Log
-    from trope.server.open_store import open_store
-    from trope.server.served import Served
+    from trope.server.start import start
     from trope.server.start_trial import open_trial, runs_of
 
     runs = runs_of(run, arm or [], experiment, exposures, allow_override)
@@ -86,40 +86,28 @@ def serve(
     gc.set_threshold(20_000, 20, 20)
     limits, log = Limits(), Log(requests=not quiet)
     listening = _listen(host, port)
-    events = open_store(_store_of(run, store))
-    models = {name: Served.open(each.run, data, events, limits.history, device) for name, each in runs.items()}
-    served = next(iter(models.values()))
-    compared = None if compare is None else Served.open(compare, data, events, limits.history, device)
-    others = [(each.run, models[name]) for name, each in runs.items()]
-    others += [] if compare is None or compared is None else [(compare, compared)]
-    for other, model in others:
-        if model.catalogue.is_text != served.catalogue.is_text:
-            raise ValueError(
-                f"the item ids of {other} are of another type than those of {run}; compare runs of one dataset"
-            )
-    trial = None
-    if experiment is not None:
-        trial = open_trial(experiment, exposures, runs, models, may_override=allow_override, watch=watch)
     options = Options(
         data=data, device=device, keys=keys, rate=(0.0 if is_local else 200.0) if rate is None else rate,
         hosts=("127.0.0.1", "localhost", "[::1]", host.lower()) if is_local and not keys else (),
-        watch=Path(run) if watch and trial is None else None, limits=limits,
+        watch=Path(run) if watch and experiment is None else None, limits=limits,
     )  # fmt: skip
+    begin = None
+    if experiment is not None:
+        begin = partial(open_trial, experiment, exposures, runs, may_override=allow_override, watch=watch)
+    started = start(runs, compare, _store_of(run, store), options, log, begin)
     settings = uvicorn.Config(
-        make_app(served, events, options, log, compared, trial), log_config=None, access_log=False,
+        started.app, log_config=None, access_log=False,
         server_header=False, timeout_graceful_shutdown=30, timeout_keep_alive=30, ws="none",
+        # A header that any client can send must not say who the client is: the rate is counted by address.
+        proxy_headers=False,
     )  # fmt: skip
     address, found_port = listening.getsockname()[:2]
     where = f"http://{f'[{address}]' if ':' in address else address}:{found_port}"
-    users = 0 if served.known is None else len(served.known)
-    log.say("serving", address=where, model=served.version, users=users, store=events.describe())
-    if trial is not None:
-        arms = ", ".join(
-            f"{name} {share:.1%} {models[name].version}" for name, share in trial.experiment.shares.items()
-        )
-        log.say("experiment", name=experiment, arms=arms, exposures=str(trial.exposures.folder))
-        typer.echo(f"trope: experiment {experiment}: {arms}; exposures in {trial.exposures.folder}", err=True)
-    typer.echo(f"trope: serving {served.version} at {where}", err=True)
+    log.say("serving", address=where, model=started.version, users=started.users, store=started.store)
+    if started.arms is not None:
+        log.say("experiment", name=experiment, arms=started.arms, exposures=str(started.exposures))
+        typer.echo(f"trope: experiment {experiment}: {started.arms}; exposures in {started.exposures}", err=True)
+    typer.echo(f"trope: serving {started.version} at {where}", err=True)
     typer.echo(f"trope: see {where}/ in a browser", err=True)
     if open_page:
         listening.listen()  # a browser that is faster than we are waits in the socket's queue

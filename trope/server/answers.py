@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,14 +21,15 @@ from trope.server.popularity import log_share
 from trope.server.schema import ItemId, Question
 from trope.server.scoring import PARTS, Scores, best_by_counts
 from trope.server.served import Served
+from trope.server.wanted import Wanted, best_new
+from trope.times import DAY
 
 MODEL, COUNTS = "model", "counts"
 LOOKED_AT = 5
 """Events whose share of attention is told with `explain`."""
-MOST_LOOKS = 31
-"""Moments of a question whose attention is told: each costs an encode."""
 _DIGITS = 6
 _MILLION = 10.0**_DIGITS
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class Row:
     moment: int
     person: Person
     cut: Cut | None
+    wanted: Wanted
     items: list[int] = field(default_factory=list)  # dense, best first
     scores: list[float] = field(default_factory=list)
     parts: list[list[float]] = field(default_factory=list)  # with `explain`
@@ -52,7 +54,9 @@ def answer(served: Served, questions: Sequence[Question]) -> list[dict[str, Any]
     rows: list[list[Row]] = []
     for question in questions:
         person = next(persons) if question.history is None else served.people.of(question.history)
-        rows.append([_row(question, moment, person) for moment in question.moments])
+        wanted = Wanted.of(served, question)
+        moments = [_now(question, person)] if question.is_now else question.moments
+        rows.append([_row(question, moment, person, wanted) for moment in moments])
     flat = [row for group in rows for row in group]
     most = users_at_a_time(served.recommender.model.num_items, USERS_AT_A_TIME)
     for part in _parts([row for row in flat if row.cut is not None], most):
@@ -63,41 +67,63 @@ def answer(served: Served, questions: Sequence[Question]) -> list[dict[str, Any]
 
 
 def curve(served: Served, item: ItemId, user: str | None, moments: list[int]) -> dict[str, Any]:
-    """An item's score at each moment: for a user, or by everybody's counts."""
+    """An item's score at each moment: for a user, or by everybody's counts where only they can answer."""
     dense = int(served.catalogue.dense([item])[0])
     about: dict[str, Any] = {"item_id": item, "name": None, "user_id": user, "model": served.version}
+    every = list(range(len(moments)))
     if not dense:
         said = [log_share(served.new_items.count(item, t), float(served.popularity.yardstick(t)[0])) for t in moments]
-        note = "the model does not know this item: its log share of everybody's counts"
-        return {**about, "from": COUNTS, "note": note, "moments": moments, "scores": _rounded(said)}
+        why = "the model does not know this item: its log share of everybody's counts"
+        return {
+            **about, "from": COUNTS, "note": why, "moments": moments, "by_counts": every, "scores": _rounded(said),
+        }  # fmt: skip
     about["name"] = served.name(dense)
     person = None if user is None else served.people.get([user])[0]
-    cuts = [] if person is None else [person.until(moment) for moment in moments]
-    if person is None or not all(cuts):
-        said = [float(served.popularity.at([moment])[0, dense]) for moment in moments]
-        why = None if user is None else _why_counts(served, person)
-        return {**about, "from": COUNTS, "note": why, "moments": moments, "scores": _rounded(said)}
-    rows = [Row(_ONE, moment, person, Cut(person, cut)) for moment, cut in zip(moments, cuts, strict=True)]
-    parts: list[list[float]] = []
-    for part in _parts(rows, users_at_a_time(served.recommender.model.num_items, USERS_AT_A_TIME)):
-        cells = Cells(torch.arange(len(part)), torch.full((len(part),), dense))
-        parts += Scores(served, _rows(part)).parts(_to(served, cells)).tolist()
+    wanted = Wanted.of(served, _ONE)
+    rows = {} if person is None else {step: _row(_ONE, moments[step], person, wanted) for step in every}
+    known = [step for step in every if step in rows and rows[step].cut is not None]
+    parts: list[list[float]] = [[]] * len(moments)
+    for steps in _parts(known, users_at_a_time(served.recommender.model.num_items, USERS_AT_A_TIME)):
+        cells = Cells(torch.arange(len(steps)), torch.full((len(steps),), dense))
+        found = Scores(served, _rows([rows[step] for step in steps])).parts(_to(served, cells)).tolist()
+        for step, row in zip(steps, found, strict=True):
+            parts[step] = row
+    by_counts = [step for step in every if not parts[step]]
+    for step in by_counts:
+        parts[step] = _counted(float(served.popularity.at([moments[step]])[0, dense]))
+    note = None if user is None or not by_counts else _why_counts(served, person)
     return {
-        **about, "from": MODEL, "note": None, "moments": moments, "scores": _rounded([sum(row) for row in parts]),
+        **about, "from": MODEL if known else COUNTS, "note": note, "moments": moments, "by_counts": by_counts,
+        "scores": _rounded([sum(row) for row in parts]),
         "parts": {name: _rounded([row[place] for row in parts]) for place, name in enumerate(PARTS)},
     }  # fmt: skip
+
+
+def _counted(score: float) -> list[float]:
+    """The parts of a score that is everybody's counts alone, see `PARTS`."""
+    return [0.0, 0.0, score, 0.0]
 
 
 _ONE = Question(None, (), ())
 
 
-def _row(question: Question, moment: int, person: Person) -> Row:
+def _now(question: Question, person: Person) -> int:
+    """The moment of a question without one: of the user's last event, if the clock that gave its time is ahead of ours.
+
+    At the server's own second such an event would not have happened yet, though it was acknowledged.
+    """
+    now = question.moments[0]
+    is_ahead = question.user is not None and question.history_until is None and now < person.last <= now + DAY
+    return person.last if is_ahead else now
+
+
+def _row(question: Question, moment: int, person: Person, wanted: Wanted) -> Row:
     until = moment if question.history_until is None else question.history_until
     length = person.until(until)
-    return Row(question, moment, person, Cut(person, length) if length else None)
+    return Row(question, moment, person, Cut(person, length) if length else None, wanted)
 
 
-def _parts(rows: list[Row], most: int) -> Iterator[list[Row]]:
+def _parts(rows: list[T], most: int) -> Iterator[list[T]]:
     return (rows[first : first + most] for first in range(0, len(rows), most))
 
 
@@ -125,7 +151,7 @@ def _by_model(served: Served, rows: list[Row]) -> None:
         _take(rows, found)
     for place, row in enumerate(rows):
         if row.question.allow is not None:
-            items = _allowed(served, row, left_out[place])
+            items = row.wanted.items(served, left_out[place])
             cells = Cells(torch.full_like(items, place), items)
             _take_best(row, items, scores.parts(_to(served, cells)).sum(1).cpu())
     explained = [(place, row) for place, row in enumerate(rows) if row.question.explain and row.items]
@@ -149,22 +175,10 @@ def _by_counts(served: Served, rows: list[Row]) -> None:
             everybody_V = served.popularity.at([row.moment])[0]
         if everybody_V is None:
             continue
-        items = _allowed(served, row, out) if row.question.allow is not None else _but(served, out)
+        items = row.wanted.items(served, out)
         _take_best(row, items, everybody_V.cpu()[items])
         if row.question.new_items:
-            _add_new(served, row, float(everybody_V[0]))
-
-
-def _add_new(served: Served, row: Row, of_none: float) -> None:
-    """Items that the model does not know among the others, by the same yardstick."""
-    question = row.question
-    unwanted = set(question.deny)
-    allowed = None if question.allow is None else set(question.allow)
-    found = served.new_items.best(row.moment, question.k + len(unwanted)) if allowed is None else [
-        (item, served.new_items.count(item, row.moment)) for item in allowed if not served.catalogue.dense([item])[0]
-    ]  # fmt: skip
-    new = [(item, log_share(chosen, of_none)) for item, chosen in found if item not in unwanted and chosen > 0]
-    row.new = sorted(new, key=lambda pair: -pair[1])
+            row.new = best_new(served, row.question, row.wanted, row.person, row.moment, float(everybody_V[0]))
 
 
 def _left_out(served: Served, row: Row) -> list[int]:
@@ -173,22 +187,7 @@ def _left_out(served: Served, row: Row) -> list[int]:
     if question.filter_seen != "none" and row.cut is not None:
         first = row.cut.length - served.recommender.model.config.model.max_len
         found = row.person.items[max(0, first) if question.filter_seen == "window" else 0 : row.cut.length].tolist()
-    if question.deny:
-        dense = served.catalogue.dense(list(question.deny))
-        found += dense[dense > 0].tolist()
-    return found
-
-
-def _allowed(served: Served, row: Row, left_out: list[int]) -> torch.Tensor:
-    assert row.question.allow is not None
-    dense = np.unique(served.catalogue.dense(list(row.question.allow)))
-    dense = dense[dense > 0]
-    return torch.from_numpy(dense[~np.isin(dense, left_out)] if left_out else dense)
-
-
-def _but(served: Served, left_out: list[int]) -> torch.Tensor:
-    every = np.arange(1, served.recommender.model.num_items + 1)
-    return torch.from_numpy(every[~np.isin(every, left_out)] if left_out else every)
+    return found + row.wanted.deny
 
 
 def _cells(items: list[list[int]]) -> Cells:
@@ -232,7 +231,7 @@ def _write(served: Served, question: Question, rows: list[Row]) -> dict[str, Any
         {"moment": row.moment, "from": COUNTS if row.cut is None else MODEL, "items": _listed(served, row)}
         for row in rows
     ]
-    if question.explain and len(rows) <= MOST_LOOKS:
+    if question.attention:
         for said_of, row in zip(lists, rows, strict=True):
             said_of["attention"] = [] if row.cut is None else looked_at(served, row.cut, row.moment)
     if question.is_sweep:
@@ -272,7 +271,7 @@ def _listed(served: Served, row: Row) -> list[dict[str, Any]]:
         for entry, item in zip(found, row.items, strict=True):
             entry["name"] = served.name(item)
     if row.question.explain:
-        every = row.parts or [[0.0, 0.0, score, 0.0] for score in row.scores]
+        every = row.parts or [_counted(score) for score in row.scores]
         for entry, parts in zip(found, every, strict=True):
             entry["why"] = dict(zip(PARTS, _rounded(parts), strict=True))
     if row.new:
@@ -291,7 +290,7 @@ def _note(served: Served, question: Question, rows: list[Row]) -> str | None:
         late = long_after(served.recommender.model.time_span, max(row.moment for row in rows))
         notes += [] if late is None else [late]
     if question.allow is not None and not question.new_items:
-        unknown = int((served.catalogue.dense(list(question.allow)) == 0).sum())
+        unknown = len(rows[0].wanted.new)
         notes += [f"{unknown:,} items of allow are not among the model's"] if unknown else []
     return "; ".join(notes) or None
 

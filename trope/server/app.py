@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,14 @@ class Options:
 class Service:
     """What the routes do. Parsing happens on the event loop, everything else on the worker's thread.
 
+    models: as in `Worker`. Kept there alone, so that a model that was swapped is freed.
     compared: a second model, which the page shows beside the first; no other route asks it.
-    trial: an experiment, whose arms answer lists and timelines; the other routes ask `served`, the control's model.
+    trial: an experiment, whose arms answer lists and timelines; the other routes ask the first model, the control's.
     """
 
     def __init__(
         self,
-        served: Served,
+        models: Mapping[str, Served],
         store: Store,
         options: Options,
         log: Log,
@@ -65,11 +66,12 @@ class Service:
         trial: Trial | None = None,
     ) -> None:
         self.compared, self.trial = compared, trial
+        self._trying: asyncio.Future[Any] | None = None
         self.store, self.options, self.log, self.metrics = store, options, log, Metrics()
-        models = {"": served} if trial is None else trial.models
+        is_text = next(iter(models.values())).catalogue.is_text
         self.queue = BatchQueue(Worker(models, store, self.metrics, trial), options.limits, self.metrics)
         self.models = Models(self.queue, options.data, options.device, self.metrics, log)
-        self.reader = Reader(served.catalogue.is_text, options.limits, has_arms=trial is not None)
+        self.reader = Reader(is_text, options.limits, has_arms=trial is not None)
         self.metrics.serve(model.version for model in models.values())
         if trial is not None:
             trial.exposures.on_kept, trial.exposures.on_lost = (
@@ -108,17 +110,17 @@ class Service:
         """`GET /users/{id}/timeline`: the user's best items over time."""
         moments = self._moments(query, ("k", "filter_seen"))
         k = self.reader.count(query.get("k", _K), "k", self.options.limits.k)
-        self._check_size(len(moments) * k)
         seen = query.get("filter_seen", "none")
         if seen not in ("none", "window", "history"):
             raise Refused("filter_seen must be one of none, window, history")
         question = Question(self.reader.user(user), None, moments, is_sweep=True, k=k, filter_seen=seen)
+        self.reader.check_size([question])
         return await self.queue.do(Ask([question], is_list=False))
 
     async def sweep(self, body: bytes) -> bytes:
         """`POST /timeline`: a question at many moments, answered in few bytes; what the page asks."""
         question, is_compared = self.reader.timeline(body)
-        self._check_size(len(question.moments) * question.k)
+        self.reader.check_size([question])
         if question.new_items:
             raise Refused("new_items is for /recommend; leave it out")
         if is_compared and self.compared is None:
@@ -160,8 +162,14 @@ class Service:
         return orjson.dumps({**said, "store": self.store.describe(), "trope": __version__, "compared": compared})
 
     def ready(self) -> dict[str, Any]:
-        """`GET /ready`."""
+        """`GET /ready`: refused while the store does not answer."""
+        if not self.queue.is_open:
+            raise Refused("the server is shutting down", 503, retry_after=1)
         worker = self.queue.worker
+        failing = worker.failure
+        self._try_store()
+        if failing is not None:
+            raise Refused(failing, 503, retry_after=1)
         said: dict[str, Any] = {"status": "ready", "model": worker.served.version}
         if self.trial is not None:
             failure = self.trial.exposures.failure
@@ -169,10 +177,13 @@ class Service:
             said["exposures"] = "kept" if failure is None else f"not kept: {failure}"
         return said
 
-    def _check_size(self, items: int) -> None:
-        most = self.options.limits.rows * _K
-        if items > most:
-            raise Refused(f"steps times k may be {most:,}, got {items:,}")
+    def _try_store(self) -> None:
+        """Let the worker follow the store, so that the next `ready` knows of a failure, or its end, without traffic."""
+        if self._trying is not None and not self._trying.done():
+            return
+        with contextlib.suppress(Refused):  # a full queue follows the store anyway
+            self._trying = self.queue.do(Call(lambda _: None))
+            self._trying.add_done_callback(lambda tried: tried.cancelled() or tried.exception())
 
     def _moments(self, query: dict[str, str], others: tuple[str, ...]) -> list[int]:
         """Evenly spaced moments, both ends included."""
@@ -198,16 +209,16 @@ def _describe(worker: Worker) -> dict[str, Any]:
 
 
 def make_app(
-    served: Served,
+    models: Mapping[str, Served],
     store: Store,
     options: Options,
     log: Log | None = None,
     compared: Served | None = None,
     trial: Trial | None = None,
 ) -> Application:
-    """The application that uvicorn runs; it closes store and exposures when it ends. compared, trial: see `Service`."""
+    """The application that uvicorn runs; it closes store and exposures when it ends. For the models see `Service`."""
     log = log or Log()
-    service = Service(served, store, options, log, compared, trial)
+    service = Service(models, store, options, log, compared, trial)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -262,12 +273,12 @@ def _add_gets(app: FastAPI, service: Service) -> None:
         """Users of the dataset: prefix, limit."""
         return _json(await service.users(dict(request.query_params)))
 
-    @app.get("/users/{user_id}/timeline")
+    @app.get("/users/{user_id:path}/timeline")
     async def timeline(user_id: str, request: Request) -> Response:
         """The user's best items over time: from, to, steps, k, filter_seen."""
         return _json(await service.timeline(user_id, dict(request.query_params)))
 
-    @app.get("/items/{item_id}/curve")
+    @app.get("/items/{item_id:path}/curve")
     async def item_curve(item_id: str, request: Request) -> Response:
         """An item's score over time: from, to, steps, user_id."""
         return _json(await service.curve(item_id, dict(request.query_params)))
@@ -285,8 +296,6 @@ def _add_gets(app: FastAPI, service: Service) -> None:
     @app.get("/ready")
     async def ready() -> Response:
         """Whether questions are answered."""
-        if not service.queue.is_open:
-            raise Refused("the server is shutting down", 503, retry_after=1)
         return _json(orjson.dumps(service.ready()))
 
     @app.get("/metrics")

@@ -25,6 +25,8 @@ from trope.server.people import Person
 
 KEPT_BYTES = 512 << 20
 """Of memories."""
+TOGETHER_BYTES = 64 << 20
+"""Of memories that are looked at together; a batch that needs more is looked at in parts."""
 KEPT_SEEN = 20_000
 """Persons of whom it is known that they were asked for once."""
 
@@ -47,11 +49,18 @@ class Rows(NamedTuple):
 class Encoder:
     """Runs one model. Used by one thread.
 
-    most_bytes: that memories may take.
+    most_bytes: that memories may take between two batches. most_together: that they may take beyond this within one;
+    the last memory may reach over it.
     """
 
-    def __init__(self, model: SequentialRecommender, device: torch.device, most_bytes: int = KEPT_BYTES) -> None:
-        self.model, self.device, self.most_bytes = model, device, most_bytes
+    def __init__(
+        self,
+        model: SequentialRecommender,
+        device: torch.device,
+        most_bytes: int = KEPT_BYTES,
+        most_together: int = TOGETHER_BYTES,
+    ) -> None:
+        self.model, self.device, self.most_bytes, self.most_together = model, device, most_bytes, most_together
         self.can_remember = model.can_remember
         self._memories: OrderedDict[Person, dict[int, Memory]] = OrderedDict()  # by length
         self._seen: OrderedDict[Person, set[int]] = OrderedDict()  # lengths that were asked for once
@@ -87,12 +96,23 @@ class Encoder:
     def _looked_at(self, rows: Rows) -> Tensor:
         """From memory where there is one, or will be; the rest encoded."""
         places: list[list[int]] = [[] for _ in rows.cuts]  # of each cut, its rows
-        for row, cut in enumerate(rows.cut_N):
-            places[cut].append(row)
-        memories = [self._memory(cut, len(own)) for cut, own in zip(rows.cuts, places, strict=True)]
-        known = [place for place, memory in enumerate(memories) if memory is not None]
-        cold = [place for place, memory in enumerate(memories) if memory is None]
-        parts, order = [], []
+        for row, place in enumerate(rows.cut_N):
+            places[place].append(row)
+        cold: list[int] = []
+        together: dict[int, Memory] = {}
+        parts: list[Tensor] = []
+        order: list[int] = []
+        held = 0
+        for place, cut in enumerate(rows.cuts):
+            memory = self._memory(cut, len(places[place]))
+            if memory is None:
+                cold.append(place)
+                continue
+            together[place], held = memory, held + memory.num_bytes
+            if held >= self.most_together:
+                self._look(rows, places, together, parts, order)
+                together, held = {}, 0
+        self._look(rows, places, together, parts, order)
         if cold:
             asked = [row for place in cold for row in places[place]]
             new = {place: each for each, place in enumerate(cold)}
@@ -106,19 +126,29 @@ class Encoder:
                 )
             )
             order += asked
-        by_count: dict[int, list[int]] = {}  # memories with as many moments are looked at together
-        for place in known:
-            by_count.setdefault(len(places[place]), []).append(place)
-        for group in by_count.values():
-            # Joined even if it is one: a memory keeps what it forms for a look, and would grow on the heap.
-            memory = Memory.join([memory for place in group if (memory := memories[place]) is not None])
-            moments_BM = torch.tensor([[rows.moments_N[row] for row in places[place]] for place in group])
-            parts.append(memory.look(moments_BM).flatten(0, 1).float())
-            order += [row for place in group for row in places[place]]
         out_NE = parts[0] if len(parts) == 1 else torch.cat(parts)
         if order == list(range(len(order))):
             return out_NE
         return out_NE[torch.tensor(order, device=out_NE.device).argsort()]
+
+    def _look(
+        self, rows: Rows, places: list[list[int]], together: dict[int, Memory], parts: list[Tensor], order: list[int]
+    ) -> None:
+        """Look at the memories of some cuts; adds vectors to `parts`, and to `order` the rows that they are of."""
+        by_count: dict[int, list[int]] = {}  # memories with as many moments are looked at together
+        for place in together:
+            by_count.setdefault(len(places[place]), []).append(place)
+        for group in by_count.values():
+            # Joined even if it is one: a memory keeps what it forms for a look, and would grow on the heap.
+            memory = Memory.join([together[place] for place in group])
+            moments_BM = torch.tensor([[rows.moments_N[row] for row in places[place]] for place in group])
+            parts.append(memory.look(moments_BM).flatten(0, 1).float())
+            order += [row for place in group for row in places[place]]
+        # Not before: the room of a memory that is let go of is taken by the next one, and then holds another history.
+        while self._bytes > self.most_bytes:
+            if not self._rooms:
+                self.forget(next(iter(self._memories)))  # the one that was asked for the longest time ago
+            self._drop_room()
 
     def forget(self, person: Person) -> None:
         """Let go of what is kept for a person that has been replaced."""
@@ -139,10 +169,6 @@ class Encoder:
             self._keep(found)
             self._memories.setdefault(person, {})[length] = found
         self._memories.move_to_end(person)
-        while self._bytes > self.most_bytes and (self._rooms or len(self._memories) > 1):
-            if not self._rooms:
-                self.forget(next(iter(self._memories)))  # the one that was asked for the longest time ago
-            self._drop_room()
         return found
 
     def _keep(self, memory: Memory) -> None:

@@ -128,15 +128,16 @@ class Gate:
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if name not in self._hosts:
                 raise Refused("the Host header names another machine; address this server as 127.0.0.1", 421)
+        # Before the key, so that keys cannot be guessed faster.
+        client = scope.get("client")
+        if self._buckets is not None and not self._buckets.take(client[0] if client else ""):
+            raise Refused("too many requests from this address; slow down", 429, retry_after=1)
         if self._keys and path not in OPEN_ROUTES and not path.startswith(f"{PAGE}/"):
             given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
             digest = _digest(given)
             # Every key is compared, so that the time does not tell which one was nearly right.
             if not sum([hmac.compare_digest(digest, key) for key in self._keys]):
                 raise Refused("the API key is missing or wrong; send it as X-API-Key", 401)
-        client = scope.get("client")
-        if self._buckets is not None and not self._buckets.take(client[0] if client else ""):
-            raise Refused("too many requests from this address; slow down", 429, retry_after=1)
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         most = self.limits.body
@@ -156,7 +157,7 @@ class Gate:
         """The route's template: no id, and no path that a client made up, in metrics and logs."""
         if scope["path"] in self.posts:
             return str(scope["path"])
-        return str(getattr(scope.get("route"), "path", "other"))
+        return str(getattr(scope.get("route"), "path", "other")).replace(":path}", "}")
 
 
 async def _send(send: Send, status: int, body: bytes, more: Headers) -> None:

@@ -24,6 +24,14 @@ class Limits:
     """Questions times moments in one body."""
     k: int = 1_000
     """Items of one list."""
+    listed: int = 20_480
+    """Items of all lists of one body: moments times k."""
+    allowed: int = 1_000_000
+    """Items to choose from in one body: moments times entries of allow lists."""
+    new_items: int = 256
+    """Moments of one body with `new_items`: each ranks all of them, which may be 100,000."""
+    looks: int = 31
+    """Moments of one body whose attention is told with `explain`: each costs an encode."""
     history: int = 10_000
     """Events of a history; of a known user the last ones count."""
     items: int = 10_000

@@ -52,11 +52,12 @@ class Models:
         return said
 
     async def watch(self, folder: Path, seconds: float, arm: str | None = None) -> None:
-        """Look at a folder again and again, and swap when another model is in it."""
-        seen = await asyncio.to_thread(_look, folder)
+        """Look at a folder again and again, and swap when another model is in it than the one that was loaded first."""
+        models = self.queue.worker.models
+        seen = models[next(iter(models)) if arm is None else arm].fingerprint
         while True:
             await asyncio.sleep(seconds)
-            found = await asyncio.to_thread(_look, folder)
+            found = await asyncio.to_thread(fingerprint, folder)
             if found is None or found == seen:
                 continue
             try:
@@ -70,14 +71,7 @@ class Models:
 
     def _load(self, folder: Path, old: Served) -> Served:
         with torch.inference_mode():
-            return Served.open(folder, self.data, old.store, old.people.most, self.device)
-
-
-def _look(folder: Path) -> str | None:
-    try:
-        return fingerprint(folder)
-    except OSError:  # between two renames there is nothing
-        return None
+            return Served.open(folder, self.data, old.store, old.history, self.device)
 
 
 def _replace(worker: Worker, place: str, new: Served) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,13 +46,17 @@ class Room:
 
 @dataclass(slots=True, eq=False)
 class Person:
-    """A history: dense items and times, in order of time; position: of the last stored event that is in it."""
+    """A history: dense items and times, in order of time; position: of the last stored event that is in it.
+
+    new: items that the model does not know, with the time of the first event of each.
+    """
 
     items: Ints
     times: Ints
     position: int = 0
     is_known: bool = False  # whether there was any event at all, also with items that the model does not know
     is_kept: bool = True  # False for a history that came with a request, and goes with it
+    new: dict[ItemId, int] = field(default_factory=dict)
     _room: Room | None = field(default=None, repr=False)  # of items and times, which begin there
     _own: Ints | None = field(default=None, repr=False)
     _own_room: Room | None = field(default=None, repr=False)
@@ -76,6 +80,11 @@ class Person:
         self._own = self._own_room.put(*columns)
         return self._own
 
+    @property
+    def last(self) -> int:
+        """Time of the last event, 0 without one; of an item that the model does not know, that of its first event."""
+        return max(self._last, max(self.new.values(), default=0))
+
     def until(self, moment: int) -> int:
         """How many events happened up to a moment; one of this very second has happened."""
         return len(self.times) if moment >= self._last else int(np.searchsorted(self.times, moment, side="right"))
@@ -91,21 +100,34 @@ class Person:
                 items, times = self._room.append(length, int(items[0]), int(times[0]))
             else:
                 items, times = self.items, self.times
-            return Person(items, times, position, True, _room=self._room, _own_room=self._own_room)
+            return Person(items, times, position, True, new=self.new, _room=self._room, _own_room=self._own_room)
         times, items = np.concatenate((self.times, times)), np.concatenate((self.items, items))
         if len(times) > 1 and (np.diff(times) < 0).any():
             order = np.argsort(times, kind="stable")
             times, items = times[order], items[order]
-        return Person.in_room(items[-most:], times[-most:], position, True, self._own_room)
+        return Person.in_room(items[-most:], times[-most:], position, True, self._own_room, self.new)
 
     @classmethod
     def in_room(
-        cls, items: Ints, times: Ints, position: int = 0, is_known: bool = False, own_room: Room | None = None
+        cls,
+        items: Ints,
+        times: Ints,
+        position: int = 0,
+        is_known: bool = False,
+        own_room: Room | None = None,
+        new: dict[ItemId, int] | None = None,
     ) -> Person:
         """A person who is kept, and to whose history events may be added."""
         room = Room(2, len(items))
         items, times = room.put(items, times)
-        return cls(items, times, position, is_known, _room=room, _own_room=own_room)
+        return cls(items, times, position, is_known, new=new or {}, _room=room, _own_room=own_room)
+
+    def note_new(self, items: Sequence[ItemId], times: Iterable[int], most: int) -> None:
+        """Keep items that the model does not know, at most `most` of them."""
+        for item, time in zip(items, times, strict=True):
+            self.new[item] = min(time, self.new.get(item, time))
+        while len(self.new) > most:
+            del self.new[next(iter(self.new))]
 
 
 class People:
@@ -142,7 +164,10 @@ class People:
         """A history that came with a request; items that the model does not know are left out."""
         items = self.catalogue.dense([item for item, _ in history])
         times = np.fromiter((time for _, time in history), np.int64, len(history))
-        return Person(items[items > 0], times[items > 0], is_known=bool(history), is_kept=False)
+        person = Person(items[items > 0], times[items > 0], is_known=bool(history), is_kept=False)
+        unknown = np.flatnonzero(items == 0).tolist()
+        person.note_new([history[place][0] for place in unknown], times[unknown].tolist(), self.most)
+        return person
 
     def add(self, event: Stored) -> Person | None:
         """Take a new event into its user's history, if that is in memory and has not got it yet.
@@ -165,6 +190,9 @@ class People:
         items = self.catalogue.dense([event.item for event in new])
         times = np.fromiter((event.time for event in new), np.int64, len(new))
         position = max((event.position for event in new), default=person.position)
+        unknown = np.flatnonzero(items == 0).tolist()
+        if unknown:
+            person.note_new([new[place].item for place in unknown], times[unknown].tolist(), self.most)
         return person.joined(items[items > 0], times[items > 0], position, self.most)
 
 

@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,6 +30,7 @@ YARDSTICK = 5
 """Place in `HALF_LIVES` of the half-life, 10.7 days, at which items without a pulse and new items are counted."""
 _KEPT_SCORES = 1 << 24
 T = TypeVar("T")
+Floats = npt.NDArray[np.float64]
 
 
 class Popularity:
@@ -115,6 +118,7 @@ class NewItems:
 
     def __init__(self) -> None:
         self._counts: OrderedDict[ItemId, tuple[float, int]] = OrderedDict()  # a count, and when it was that
+        self._columns: tuple[list[ItemId], Floats, Floats] | None = None  # the same as arrays, until the next event
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -122,7 +126,7 @@ class NewItems:
     def add(self, item: ItemId, time: int) -> None:
         """Count one event."""
         count, since = self._counts.get(item, (0.0, time))
-        later = max(since, time)
+        later, self._columns = max(since, time), None
         added = 2 ** -((later - time) / self.HALF_LIFE)
         self._counts[item] = (count * 2 ** -((later - since) / self.HALF_LIFE) + added, later)
         self._counts.move_to_end(item)
@@ -135,9 +139,19 @@ class NewItems:
         return count * 2 ** -(max(0, moment - since) / self.HALF_LIFE)
 
     def best(self, moment: int, k: int) -> list[tuple[ItemId, float]]:
-        """The items with the largest counts."""
-        counts = ((item, self.count(item, moment)) for item in self._counts)
-        return sorted(counts, key=lambda pair: -pair[1])[:k]
+        """The items with the largest counts, best first; equal ones in the order of their last event."""
+        if not self._counts:
+            return []
+        if self._columns is None:
+            pairs = np.array(list(self._counts.values()), np.float64)
+            self._columns = list(self._counts), pairs[:, 0], pairs[:, 1]
+        items, counts, since = self._columns
+        now = counts * np.exp2(np.minimum(0, since - moment) / self.HALF_LIFE)
+        # A body may have many moments, so all 100,000 items are not sorted for each.
+        least = np.partition(now, -k)[-k] if k < len(now) else 0.0
+        places = np.flatnonzero(now >= least)
+        best = places[np.argsort(-now[places], kind="stable")][:k]
+        return [(items[place], float(now[place])) for place in best]
 
 
 def log_share(count: float, of_none: float) -> float:

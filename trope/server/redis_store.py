@@ -25,22 +25,26 @@ STREAM, POSITION, USER, ONCE = "trope:events", "trope:position", "trope:user:", 
 KEPT = 10_000
 """Events of a user's list; older ones stay in the stream."""
 _SECONDS = 5.0
-_PER_CALL = 1_000
+_NEW = ord("1")
+# A script is not undone when a command in it fails, so the one that may fail comes before the others: XADD, where
+# memory is full or the position was lost. An event_id that was noted before it would swallow the client's next try.
 _APPEND = f"""
-local new = {{}}
-for i = 1, #ARGV, 4 do
-    local user, item, time, once = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-    if once == '' or redis.call('SADD', '{ONCE}', once) == 1 then
-        local position = redis.call('INCR', '{POSITION}')
+local rows, new = cjson.decode(ARGV[1]), {{}}
+for i = 1, #rows, 4 do
+    local user, item, time, once = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+    if once ~= '' and redis.call('SISMEMBER', '{ONCE}', once) == 1 then
+        new[#new + 1] = '0'
+    else
+        local position = string.format('%.0f', (redis.call('GET', '{POSITION}') or 0) + 1)
         redis.call('XADD', '{STREAM}', position .. '-0', 'u', user, 'i', item, 't', time)
+        redis.call('SET', '{POSITION}', position)
         redis.call('RPUSH', '{USER}' .. user, '[' .. position .. ',' .. item .. ',' .. time .. ']')
         redis.call('LTRIM', '{USER}' .. user, -{KEPT}, -1)
-        new[#new + 1] = 1
-    else
-        new[#new + 1] = 0
+        if once ~= '' then redis.call('SADD', '{ONCE}', once) end
+        new[#new + 1] = '1'
     end
 end
-return new
+return table.concat(new)
 """
 
 
@@ -66,17 +70,14 @@ class RedisStore:
         return (found.get("appendonly"), found.get("appendfsync")) == ("yes", "always")
 
     def append(self, posts: Sequence[Sequence[Event]]) -> list[int]:
-        """See `Store`. More than a thousand events go in several steps, each of them whole."""
-        events = [event for post in posts for event in post]
-        new: list[int] = []
+        """See `Store`: one script, so all of them or none."""
+        rows: list[str] = []  # in one argument: Redis takes a million arguments at most
+        for post in posts:
+            for event in post:
+                rows += (event.user, orjson.dumps(event.item).decode(), str(event.time), event.event_id or "")
         with _one_line(self.where):
-            for first in range(0, len(events), _PER_CALL):
-                arguments: list[str | bytes | int] = []
-                for event in events[first : first + _PER_CALL]:
-                    arguments += (event.user, orjson.dumps(event.item), event.time, event.event_id or "")
-                new += self._append(args=arguments)
-        flags = iter(new)
-        return [sum(next(flags) for _ in post) for post in posts]
+            new = iter(self._append(args=[orjson.dumps(rows)]))
+        return [sum(next(new) == _NEW for _ in post) for post in posts]
 
     def after(self, position: int, most: int, since: int = 0) -> list[Stored]:
         """See `Store`."""

@@ -5,9 +5,10 @@ Written by hand instead of with a validation library: this is the hot path, and 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import orjson
@@ -28,6 +29,7 @@ _QUESTION_KEYS = frozenset((
 ))  # fmt: skip
 _ARM_KEY = frozenset(("arm",))
 _MOST_INT = 2**63 - 1
+_INTEGER = re.compile("-?[0-9]{1,19}")
 _SHOWN = 60
 
 
@@ -48,12 +50,14 @@ class Question:
     history: Sequence[tuple[ItemId, int]] | None  # in order of time
     moments: Sequence[int]
     is_sweep: bool = False  # whether the client gave a list of moments
+    is_now: bool = False  # whether the client gave no moment
     history_until: int | None = None
     k: int = 10
     filter_seen: str = "none"
     allow: Sequence[ItemId] | None = None
     deny: Sequence[ItemId] = ()
     explain: bool = False
+    attention: bool = False  # whether `explain` also tells which events the model looked at
     new_items: bool = False
     arm: str | None = None  # of an experiment, where the client names one
 
@@ -96,7 +100,32 @@ class Reader:
         rows_asked = sum(len(question.moments) for question in found)
         if rows_asked > self.limits.rows:
             raise Refused(f"a body may ask for {self.limits.rows:,} moments in all, got {rows_asked:,}; send several")
+        self.check_size(found)
+        explained = [question for question in found if question.explain]
+        if explained and sum(len(question.moments) for question in explained) <= self.limits.looks:
+            found = [replace(question, attention=question.explain) for question in found]
         return found, isinstance(content, list)
+
+    def check_size(self, questions: Sequence[Question]) -> None:
+        """Refuse what would keep everybody else waiting."""
+        listed = sum(len(question.moments) * question.k for question in questions)
+        if listed > self.limits.listed:
+            raise Refused(
+                f"moments times k may be {self.limits.listed:,} in one body, got {listed:,}; ask for fewer, or send "
+                "several bodies"
+            )
+        new = sum(len(question.moments) for question in questions if question.new_items)
+        if new > self.limits.new_items:
+            raise Refused(
+                f"new_items may be asked for at {self.limits.new_items} moments in one body, got {new:,}; send several "
+                "bodies"
+            )
+        allowed = sum(len(question.moments) * len(question.allow or ()) for question in questions)
+        if allowed > self.limits.allowed:
+            raise Refused(
+                f"moments times entries of allow may be {self.limits.allowed:,} in one body, got {allowed:,}; ask for "
+                "fewer, or send several bodies"
+            )
 
     def timeline(self, body: bytes) -> tuple[Question, bool]:
         """A question of `POST /timeline`, and whether the compared model is asked."""
@@ -118,10 +147,8 @@ class Reader:
         """An item id in a URL, where everything is text."""
         if self.text_items:
             return self._text(text, "the item")
-        try:
-            return self.item(int(text) if text.isascii() and len(text) < 20 else text, "the item")
-        except ValueError:
-            raise Refused(f"the item must be an integer, as in the training data, got {_shown(text)}") from None
+        # Python's int also reads "1_0" and " 7", which are other ids than 10 and 7.
+        return self.item(int(text) if _INTEGER.fullmatch(text) else text, "the item")
 
     def user(self, value: Any, name: str = "user_id") -> str:
         """A user's id as text."""
@@ -171,12 +198,14 @@ class Reader:
             None if history is None else self._history(history, f"{name}.history"),
             moments,
             "moments" in row,
+            "moments" not in row and row.get("moment") is None,
             None if until is None else read_moment(until, f"{name}.history_until"),
             self.count(k, f"{name}.k", self.limits.k),
             filter_seen,
             None if allow is None else self._items(allow, f"{name}.allow"),
             self._items(row.get("deny", []), f"{name}.deny"),
             _flag(row.get("explain", False), f"{name}.explain"),
+            False,
             _flag(row.get("new_items", False), f"{name}.new_items"),
             None if row.get("arm") is None else self.user(row["arm"], f"{name}.arm"),
         )

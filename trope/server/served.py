@@ -29,6 +29,7 @@ class Served:
         known: the dataset's users, where there is a dataset.
         store: followed for new events.
         history: events that a user's history may have.
+        fingerprint: of the folder before it was read, see `fingerprint`; None where it had no model.
     """
 
     def __init__(
@@ -39,16 +40,23 @@ class Served:
         known: KnownUsers | None,
         store: Store,
         history: int,
+        fingerprint: str | None = None,
     ) -> None:
         self.recommender, self.version, self.folder, self.store = recommender, version, folder, store
+        self.fingerprint = fingerprint
         self.catalogue = recommender.catalogue
         self.originals = self.catalogue.item_ids.to_list()  # decoded once; place i is dense item i + 1
-        self.known = known
-        self.popularity = Popularity(recommender.model, None if known is None else known.data)
-        self.new_items = NewItems()
-        self.encoder = Encoder(recommender.model, recommender.device)
-        self.people = People(store, self.catalogue, known, history)
+        self.known, self.history = known, history
+        self._begin()
         self.counted_from = self.popularity.counted_until
+
+    def _begin(self) -> None:
+        """What is live, as it is before the first stored event."""
+        model = self.recommender.model
+        self.popularity = Popularity(model, None if self.known is None else self.known.data)
+        self.new_items = NewItems()
+        self.encoder = Encoder(model, self.recommender.device)
+        self.people = People(self.store, self.catalogue, self.known, self.history)
         self.position = 0
 
     @classmethod
@@ -59,10 +67,11 @@ class Served:
         """
         # Symbolic links are followed once: all files are then of one model, also if the link is changed meanwhile.
         folder = find_folder(source).resolve()
+        before = fingerprint(folder)
         recommender = Recommender.from_pretrained(folder, device)
         dataset = find_dataset(folder, data)
         known = None if dataset is None else KnownUsers(dataset, recommender.catalogue)
-        served = cls(recommender, version_of(folder), folder, known, store, history)
+        served = cls(recommender, version_of(folder), folder, known, store, history, before)
         # Nobody's history is in memory yet, so events that the model has counted need not be read.
         last = store.last_position()
         served.follow(served.counted_from)
@@ -72,10 +81,15 @@ class Served:
     def follow(self, since: int = 0) -> int:
         """Read what the store has got since the last time, from this server and from others; returns how much.
 
+        A store that ends before the place we have read to has lost events, which are then forgotten here too: else
+        new events would be taken for known ones until as many have come.
+
         since: events before this time need not be read.
         """
-        total = 0
-        while events := self.store.after(self.position, _AT_ONCE, since):
+        total, last = 0, self.store.last_position()
+        if last < self.position:
+            self._begin()
+        while self.position < last and (events := self.store.after(self.position, _AT_ONCE, since)):
             self.position = events[-1].position
             total += len(events)
             dense = self.catalogue.dense([event.item for event in events]).tolist()
@@ -116,7 +130,7 @@ class Served:
             "trained_until": model.time_span[1],
             "trained_until_text": say_minute(model.time_span[1]),
             "has_pulse": self.popularity.pulse is not None,
-            "counted_until": self.popularity.counted_until,
+            "counted_until": self.counted_from,
             "item_ids_are_text": self.catalogue.is_text,
             "has_names": self.catalogue.item_names is not None,
             "new_items": len(self.new_items),
@@ -131,8 +145,12 @@ def version_of(folder: Path) -> str:
     return f"{digest[:12]}{epoch}"
 
 
-def fingerprint(folder: Path) -> str:
-    """Changes whenever another model is at this path: files are replaced whole, so their identity tells."""
+def fingerprint(folder: Path) -> str | None:
+    """Changes whenever another model is at this path: files are replaced whole, so their identity tells. None where
+    there is no model, as between two renames."""
     model = folder / BEST if (folder / BEST).is_dir() else folder
-    stat = (model / WEIGHTS).stat()
+    try:
+        stat = (model / WEIGHTS).stat()
+    except OSError:
+        return None
     return hashlib.sha256(f"{folder.resolve()} {stat.st_ino} {stat.st_mtime_ns} {stat.st_size}".encode()).hexdigest()

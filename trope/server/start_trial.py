@@ -59,4 +59,4 @@ def open_trial(
     experiment = begin_experiment(folder, name, shares, int(time.time()), versions)
     log = ExposureLog(folder)
     watched = {arm.name: Path(arm.run) for arm in runs.values()} if watch else {}
-    return Trial(experiment, models, log, may_override, watched)
+    return Trial(experiment, log, may_override, watched)

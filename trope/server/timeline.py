@@ -33,6 +33,7 @@ def timeline(served: Served, question: Question) -> dict[str, Any]:
     """The question's list at each of its moments, the parts of each score, and curves of the items listed most."""
     said = answer(served, [replace(question, is_sweep=True, explain=True)])[0]
     rows = said["moments"]
+    question = replace(question, moments=[row["moment"] for row in rows])  # "now" depends on the user
     often = Counter(entry["item_id"] for row in rows for entry in row["items"])
     items = [item for item, _ in often.most_common()]
     place = {item: each for each, item in enumerate(items)}

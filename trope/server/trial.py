@@ -24,14 +24,12 @@ class Trial:
 
     Args:
         experiment: assigns users.
-        models: of each arm, at the start; the worker swaps each alone.
         exposures: where what is shown is kept.
         may_override: whether a question may name its arm.
         watch: folders in which to look for new models, by arm.
     """
 
     experiment: Experiment
-    models: Mapping[str, Served]
     exposures: ExposureLog
     may_override: bool = False
     watch: Mapping[str, Path] = field(default_factory=dict)
@@ -49,8 +47,8 @@ class Trial:
 
     def check_arm(self, arm: Any) -> str:
         """The name of an arm of this experiment."""
-        if not isinstance(arm, str) or arm not in self.models:
-            raise Refused(f"there is no arm {ascii(arm)[:60]}; the arms are {', '.join(self.models)}")
+        if not isinstance(arm, str) or arm not in self.experiment.shares:
+            raise Refused(f"there is no arm {ascii(arm)[:60]}; the arms are {', '.join(self.experiment.shares)}")
         return arm
 
     def arm_of(self, question: Question) -> str:

@@ -60,6 +60,7 @@ class Worker:
         self, models: Mapping[str, Served], store: Store, metrics: Metrics, trial: Trial | None = None
     ) -> None:
         self.models, self.store, self.metrics, self.trial = dict(models), store, metrics, trial
+        self.failure: str | None = None  # of the store, in the last batch that needed it
 
     @property
     def served(self) -> Served:
@@ -70,13 +71,18 @@ class Worker:
     def run(self, jobs: Sequence[Job], deliver: Deliver) -> None:
         """Do all jobs. `deliver` gets pairs of a job's place and its outcome, as soon as they are known."""
         posts = [(place, job) for place, job in enumerate(jobs) if isinstance(job, Post)]
+        failure = None
         if posts:
-            deliver(self._keep(posts))
+            outcomes, failure = self._keep(posts)
+            self.failure = failure or self.failure  # before anybody learns of it; cleared below
+            deliver(outcomes)
         others = [(place, job) for place, job in enumerate(jobs) if not isinstance(job, Post)]
         try:
             for served in self.models.values():
                 served.follow()
+            self.failure = failure
         except StoreError as error:
+            self.failure = str(error)
             deliver([(place, _unavailable(error)) for place, _ in others])
             return
         asks = [(place, job) for place, job in others if isinstance(job, Ask)]
@@ -86,23 +92,24 @@ class Worker:
             if isinstance(job, Call):
                 deliver([(place, _outcome(job.function, self))])
 
-    def _keep(self, posts: list[tuple[int, Post]]) -> list[tuple[int, Outcome]]:
-        """All posts together, so that they share one flush to disk."""
+    def _keep(self, posts: list[tuple[int, Post]]) -> tuple[list[tuple[int, Outcome]], str | None]:
+        """All posts together, so that they share one flush to disk; also returns why the store did not take them."""
         try:
             new = self.store.append([post.events for _, post in posts])
         except StoreError as error:
-            return [(place, _unavailable(error)) for place, _ in posts]
+            return [(place, _unavailable(error)) for place, _ in posts], str(error)
         self.metrics.events.inc(sum(new))
         return [
             (place, orjson.dumps({"stored": count, "repeated": len(post.events) - count, "model": self.served.version}))
             for (place, post), count in zip(posts, new, strict=True)
-        ]
+        ], None
 
     def _answer(self, asks: list[tuple[int, Ask]]) -> list[tuple[int, Outcome]]:
         questions = [question for _, ask in asks for question in ask.questions]
         try:
             answers = iter(self._by_arm(questions))
         except StoreError as error:
+            self.failure = str(error)
             return [(place, _unavailable(error)) for place, _ in asks]
         except Exception as error:
             if len(asks) == 1:

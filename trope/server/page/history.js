@@ -11,6 +11,8 @@ export function readHistory(text, idsAreText) {
     if (cut > 0 && !place && !/\d/.test(time)) return;
     if (cut < 1 || !item || !time) throw new Error(`Line ${place + 1} is not "item,time": ${line.slice(0, 60)}`);
     if (!idsAreText && !/^-?\d+$/.test(item)) throw new Error(`Line ${place + 1}: items of this model are whole numbers, not ${item.slice(0, 40)}`);
+    // JSON numbers are doubles here: a larger one would be sent as another item.
+    if (!idsAreText && !Number.isSafeInteger(Number(item))) throw new Error(`Line ${place + 1}: a browser cannot send ${item.slice(0, 40)}, which has too many digits; ask with curl instead`);
     events.push({ item_id: idsAreText ? item : Number(item), timestamp: /^\d{9,}$/.test(time) ? Number(time) : time });
   });
   if (!events.length) throw new Error("Paste at least one line, such as: item,2017-01-14");

@@ -17,7 +17,9 @@ const people = new People(user, at("users"), askUser, fail);
 let model, panels = [], moments = [], dates = [], asking, painting = false, speaking;
 
 /** What is wanted, as it stands after # in the address, so that a link shows the same. */
-const wanted = new URLSearchParams(location.hash.slice(1));
+let wanted = new URLSearchParams(location.hash.slice(1));
+/** What is shown, for the address: the form may have changed since it was asked. */
+let shown;
 
 async function open() {
   startTheme(at("theme"));
@@ -28,19 +30,26 @@ async function open() {
   at("models").classList.toggle("two", panels.length > 1);
   start.min = isoDay(model.trained_from);
   start.max = isoDay(Math.max(model.trained_until, Date.now() / 1000));
-  start.value = wanted.get("from") ?? isoDay(usualStart());
-  at("grows").checked = wanted.has("grows");
-  at("fresh").checked = wanted.has("fresh");
+  fillIn();
   at("key-form").hidden = true;
   const { users } = await get("/users", { limit: 20 });
   if (wanted.get("user")) {
-    user.value = wanted.get("user");
     await ask();
   } else if (users.length) {
     askUser(users.reduce((most, each) => (each.events > most.events ? each : most)));
   } else {
     choose("history"); // without a dataset there is nobody to pick
   }
+}
+
+/** Put what is wanted into the form. */
+function fillIn() {
+  start.value = wanted.get("from") ?? isoDay(usualStart());
+  at("grows").checked = wanted.has("grows");
+  at("fresh").checked = wanted.has("fresh");
+  if (!wanted.get("user")) return;
+  user.value = wanted.get("user");
+  choose("user");
 }
 
 /** A year before the last training event; a month after the first one where the data hold no more than a year. */
@@ -63,11 +72,15 @@ async function ask() {
     if (!Number.isFinite(first)) throw new Error("Choose the day until which the history counts.");
     question.moments = noons(start.value);
     if (!at("grows").checked) question.history_until = first;
+    const place = new URLSearchParams({ from: start.value });
+    if (question.user_id) place.set("user", question.user_id);
+    if (at("grows").checked) place.set("grows", "1");
+    if (at("fresh").checked) place.set("fresh", "1");
     document.body.classList.add("waiting");
     const answers = await Promise.all(panels.map((_, place) => (
       post("/timeline", place ? { ...question, compared: true } : question, mine.signal)
     )));
-    if (asking === mine) load(answers.map((answer) => new Timeline(answer)));
+    if (asking === mine) load(answers.map((answer) => new Timeline(answer)), place);
     at("problem").hidden = true;
   } catch (error) {
     if (error.name !== "AbortError") fail(error);
@@ -82,7 +95,8 @@ function whom() {
   return { user_id: user.value.trim() };
 }
 
-function load(timelines) {
+function load(timelines, place) {
+  shown = place;
   moments = timelines[0].moments;
   dates = moments.map(say);
   const looks = chooseLooks(timelines);
@@ -127,11 +141,8 @@ function paint() {
 /** When the slider rests: tell a screen reader, and put the day into the address. */
 function settle(step) {
   at("spoken").textContent = panels.map((panel) => panel.spoken(step)).join(". ");
-  const place = new URLSearchParams({ from: start.value, day: step });
-  if (kind() === "user") place.set("user", user.value.trim());
-  if (at("grows").checked) place.set("grows", "1");
-  if (at("fresh").checked) place.set("fresh", "1");
-  window.history.replaceState(null, "", `#${place}`);
+  shown.set("day", step);
+  window.history.replaceState(null, "", `#${shown}`);
 }
 
 const kind = () => document.querySelector("[name=kind]:checked").value;
@@ -173,6 +184,14 @@ at("question").addEventListener("submit", async (event) => {
 });
 for (const id of ["start", "grows", "fresh"]) at(id).addEventListener("change", () => { if (moments.length) ask(); });
 for (const radio of document.querySelectorAll("[name=kind]")) radio.addEventListener("change", () => choose(radio.value));
+window.addEventListener("hashchange", () => { // a link in this tab, or another address
+  const link = new URLSearchParams(location.hash.slice(1));
+  if (!link.has("user") && !link.has("from")) return; // a place on the page, such as the slider
+  wanted = link;
+  if (!panels.length) return; // it is still opening
+  fillIn();
+  ask();
+});
 at("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey(at("key").value);
