@@ -48,14 +48,17 @@ def grow(
 ) -> SequentialRecommender:
     """A copy of a model with rows for more items, on the same device.
 
-    The rows of known items are the same bytes; new rows are drawn as at the start of a training. The pulse has no
-    counts until `keep_counts` counts anew. time_span: of the events that the copy will have learned. It says how old
-    the model is and which seasons are counted; frequencies and their origin stay: the weights were learned with them.
+    The rows of known items are the same bytes; new rows are drawn as at the start of a training. Frequencies and their
+    origin stay: the weights were learned with them. The pulse has no counts until `keep_counts` counts anew.
+
+    time_span: of the events that the copy will have learned. A model with a pulse keeps its own, from whose end its age
+    is counted: a few steps do not make the network as young as the pulse's weights take it for, and the readout still
+    stands where the training ended.
     """
     assert num_items >= model.num_items, "items are never taken away"
     device = model.items.weight.device
     torch.manual_seed(seed_for(seed, "new items", num_items))
-    grown = SequentialRecommender(model.config, num_items, time_span)
+    grown = SequentialRecommender(model.config, num_items, time_span if model.pulse is None else model.time_span)
     fresh = grown.state_dict()
     state = {name: fresh[name] if name in _COUNTED else value for name, value in model.state_dict().items()}
     rows = grown.items.weight.detach().clone()

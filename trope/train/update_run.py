@@ -48,7 +48,7 @@ def update_run(
         data: the extended dataset; its first items are the parent's.
         fresh_N: [N] bool, the events that the parent's model has not learned. added: how many its dataset has not.
         data_path: where the dataset will be when the run is whole.
-        steps: optimiser steps; one pass over the new events if None.
+        steps: optimiser steps; as in `update` if None.
     """
     config = recipe.config
     with process_group(device) as group, reproducible(group.device):
