@@ -290,10 +290,21 @@ def test_a_run_trains_stops_and_goes_on_with_the_next_batch(path: Path, tmp_path
             Stream.open(path, memory_for(path, 1, config)), config, tmp_path / "parts", "cpu", resume=True,
             progress=False,
         )  # fmt: skip
+    with pytest.raises(ValueError, match=r"was begun with --memory, .* resume it with as much --memory"):
+        train(Sequences.load(path), config, tmp_path / "parts", "cpu", resume=True, progress=False)
     resumed = train(Stream.open(path, MUCH), config, tmp_path / "parts", "cpu", resume=True, progress=False)
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
     assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
     assert (tmp_path / "whole" / "catalogue" / "item_counts.npy").is_file()
+
+
+def test_a_run_in_memory_does_not_go_on_as_a_stream(path: Path, tmp_path: Path) -> None:
+    config = tiny("train.epochs=1")
+    train(Sequences.load(path), config, tmp_path / "run", "cpu", progress=False)
+    with pytest.raises(ValueError, match=r"was begun without --memory, .* resume it without --memory"):
+        train(
+            Stream.open(path, MUCH), tiny("train.epochs=2"), tmp_path / "run", "cpu", resume=True, progress=False
+        )  # fmt: skip
 
 
 def test_two_processes_stream_to_the_losses_of_one(path: Path, tmp_path: Path) -> None:

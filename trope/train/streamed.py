@@ -246,6 +246,21 @@ def make_feed(data: Sequences | Stream, config: Config, group: Group) -> Feed:
     return StreamFeed(data, config, group) if isinstance(data, Stream) else Feed(data, config, group)
 
 
+def go_on(feed: Feed, cursor: list[int] | None, steps: int) -> None:
+    """Let a feed go on as a checkpoint says. steps: done so far; those to come must be in the same order.
+
+    cursor: of the checkpoint, None for a store in memory.
+    """
+    is_stream = isinstance(feed, StreamFeed)
+    if steps and is_stream != (cursor is not None):
+        begun, now = ("without", "without") if is_stream else ("with", "with as much")
+        raise ValueError(
+            f"the run was begun {begun} --memory, which orders the training data otherwise; resume it {now} --memory"
+        )
+    if isinstance(feed, StreamFeed):
+        feed.follow(cursor)
+
+
 def check_streamed(stream: Stream, config: Config) -> None:
     """Refuse now what a stream cannot do when training has ended."""
     if config.model.pulse:
