@@ -340,8 +340,12 @@ def test_the_command_streams(path: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "out.json").read_text())["metrics"]["run"] == trained
     assert (tmp_path / "run" / "ranks-test.npz").is_file()
-    done = CliRunner().invoke(app, words)
-    assert isinstance(done.exception, ValueError) and "--model" in str(done.exception)
+    done = CliRunner().invoke(app, [*words, "--resume"])
+    assert done.exit_code == 0, done.output
+    for more in ([], ["--resume"]):
+        done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "new"), *more])
+        assert isinstance(done.exception, ValueError) and "--model" in str(done.exception)
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_is_ahead_is_made_once_and_errors_arrive() -> None:

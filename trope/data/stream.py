@@ -258,9 +258,11 @@ def data_of_run(run: Path, path: Path | None = None) -> Sequences | Stream:
 def parse_bytes(text: str, flag: str) -> int:
     """A number of bytes such as 500MB, 2GB or 8GiB; K, M, G and T are powers of 1024."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if found is None or float(found[1]) == 0:
-        raise ValueError(f"{flag} must be a number of bytes such as 500MB or 8GB, got {text!r}")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    count = 0.0 if found is None else float(found[1]) * _UNITS[found[2].upper()]
+    if not 1 <= count < 2**63:
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
+        raise ValueError(f"{flag} must be a number of bytes such as 500MB or 8GB, got {shown!r}")
+    return int(count)
 
 
 def say_bytes(count: int) -> str:
