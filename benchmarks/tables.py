@@ -24,7 +24,7 @@ from typing import Any
 from table_parts import ROOT, markdown, rows
 from tables_export import EXPORT, EXPORT_VALUES
 from tables_online import ONLINE
-from tables_scale import SCALE
+from tables_scale import SCALE, SCALE_VALUES
 from tables_speed import SPEED
 
 from trope.experiments.recipes import Recipe, recipe_files
@@ -309,6 +309,7 @@ def pulse_streamed(part: str) -> str:
 
 VALUES: dict[str, Callable[[], str]] = {
     **EXPORT_VALUES,
+    **SCALE_VALUES,
     "prepare-minutes": lambda: f"{prepared('wall_s') / 60:.1f}",
     "prepare-memory": lambda: f"{prepared('peak_memory_gib'):.1f}",
     "stream-events": lambda: f"{streamed()['events'] / 1e6:,.0f}",

@@ -8,7 +8,7 @@ import json
 from table_parts import ROOT, markdown
 from tables_speed import train_rows
 
-from trope.bench.scale import Measured, estimate
+from trope.bench.scale import GIB, Measured, estimate, pulse_bytes
 from trope.bench.shapes import find_shape
 
 EVENTS = 6_000_000_000  # of the paper's industrial set
@@ -97,4 +97,7 @@ SCALE = {
     "ranks": ranks,
     "ranks-killed": ranks_killed,
     "prepared": prepared,
+}
+SCALE_VALUES = {
+    "scale-pulse": lambda: f"{pulse_bytes(find_shape('shop').config('trope'), find_shape('shop').items) / GIB:.2f}",
 }

@@ -18,7 +18,7 @@ from torch import distributed as dist
 from trope.data.sequences import Sequences
 from trope.models.recommender import SequentialRecommender
 from trope.settings import preset
-from trope.train.distributed import Group
+from trope.train.distributed import Group, process_group
 from trope.train.loop import train
 from trope.train.optimizer import make_optimizer
 from trope.train.step import Feed, seed_for
@@ -59,7 +59,7 @@ def _run(rank: int, size: int, port: int, pipe: Connection, work: Callable[..., 
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     os.environ.update(zip(names, map(str, (rank, rank, size, "127.0.0.1", port)), strict=True))
     try:
-        if work is train_run:  # makes the group itself
+        if work in (train_run, fail_in_group):  # they make the group themselves
             pipe.send_bytes(pickle.dumps(work(*arguments)))
             return
         if size > 1:
@@ -75,6 +75,17 @@ def _run(rank: int, size: int, port: int, pipe: Connection, work: Callable[..., 
 def train_run(data: Path, model: str, settings: list[str], run: Path) -> dict[str, Any]:
     """`trope train --resume` in this process."""
     return train(Sequences.load(data), preset(model, settings), run, "cpu", resume=True, progress=False)
+
+
+def fail_in_group(failing: int) -> bool:
+    """Whether this process still has its group after one of the processes has failed."""
+    try:
+        with process_group("cpu") as group:
+            if group.rank == failing:
+                raise ValueError("as with a damaged file")
+    except ValueError:
+        pass
+    return dist.is_initialized()
 
 
 class Training:

@@ -14,7 +14,7 @@ from trope.train import loop
 from trope.train.block_order import whole_order
 from trope.train.distributed import Group
 from trope.train.loop import train
-from trope.train.step import Feed
+from trope.train.step import Feed, Work
 from trope.train.streamed import StreamFeed
 
 CPU = torch.device("cpu")
@@ -36,6 +36,11 @@ def memory_for(path: Path, shards: int, config: Config) -> int:
         low, high = (low, stream.memory) if enough else (stream.memory + 1, high)
     feed.close()
     return low
+
+
+def same_work(one: Work, other: Work) -> bool:
+    pairs = zip((*one.batch, one.places_T, one.negatives), (*other.batch, other.places_T, other.negatives), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs) and one.share == other.share
 
 
 class BlockFeed(Feed):

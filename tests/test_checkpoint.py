@@ -66,6 +66,31 @@ def test_what_is_saved_comes_back_to_the_bit(tmp_path: Path, table_state: str) -
     assert [group["lr"] for group in fresh_optimizer.param_groups][:2] == [1e-3, 1 / 3]
 
 
+@pytest.mark.parametrize("table_state", ["full", "row"])
+def test_a_process_without_items_goes_on(tmp_path: Path, table_state: str) -> None:
+    """With train.clip AdamW updates the table too, which needs moments of the row of padding."""
+    config = tiny(f"train.table_state={table_state}").resolved
+
+    def made(shard: tuple[int, int] | None):
+        model = SequentialRecommender(config, 3, (0, 10), shard)
+        return model, make_optimizer(model, config)
+
+    def step(model, optimizer) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    model, optimizer = made(None)
+    step(model, optimizer)
+    Checkpoints(tmp_path).save(model, optimizer, TrainState(step=1))
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    model, optimizer = made((0, 4))
+    assert len(model.items.weight) == 1, "padding alone"
+    checkpoint.load(path, model, optimizer)
+    step(model, optimizer)
+    assert float(optimizer.state[model.items.weight]["step"]) == 2
+
+
 def test_the_last_two_and_the_best_are_kept(tmp_path: Path) -> None:
     model, optimizer = make()
     checkpoints = Checkpoints(tmp_path)

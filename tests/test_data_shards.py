@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from data_logs import START, array_hashes, loose, prepared, random_log, write_csv, write_parquet
+from data_logs import START, loose, prepared, random_log, write_csv, write_parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -22,7 +22,8 @@ from trope.data.extend import extend, read_folder, write_extended
 from trope.data.folder import checksum_of, read_meta, shard_folder
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
-from trope.data.shards import in_order
+from trope.data.shards import ShardJob, in_order
+from trope.data.stream import Stream
 
 BASKETS = [f"b{n // 3}" for n in range(900)]
 
@@ -58,13 +59,30 @@ def test_shards_hold_what_one_folder_holds(tmp_path: Path, protocol: str, kind: 
     assert [whole.meta[key] for key in kept] == [sharded.meta[key] for key in kept]
 
 
-def test_what_fits_in_one_shard_is_as_without(tmp_path: Path) -> None:
+def test_fewer_users_than_a_shard_may_have_are_one_shard(tmp_path: Path) -> None:
+    """So that whoever asks for shards can stream them, however small the data are."""
     log = log_of(tmp_path)
-    plain, one = (
-        prepared(log, tmp_path / name, loose(shard_users=most)) for name, most in (("plain", None), ("one", 40))
+    whole, one = (
+        prepared(log, tmp_path / name, loose(shard_users=most)) for name, most in (("whole", None), ("one", 10**19))
     )
-    assert (plain.path / "meta.json").read_bytes() == (one.path / "meta.json").read_bytes()
-    assert array_hashes(plain) == array_hashes(one) and not (one.path / "shards").exists()
+    same(whole, one)
+    assert one.meta["shard_users"] == 40 and len(one.meta["shards"]) == 1
+    assert Stream.open(one.path, None).num_users == 40
+
+
+def test_what_a_killed_task_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark runs the task again, and the folder of the first attempt stays."""
+    written = ShardJob.__call__
+
+    def twice(self: ShardJob, number: int, users: pa.Table, events: pa.Table):
+        left = shard_folder(Path(self.folder), number).with_name(f".{number:05d}.partial-0a1b2c3d")
+        left.mkdir(parents=True)
+        (left / "items.npy").write_bytes(b"half")
+        return written(self, number, users, events)
+
+    monkeypatch.setattr(ShardJob, "__call__", twice)
+    found = prepared(log_of(tmp_path), tmp_path / "out", loose(shard_users=9))
+    assert sorted(path.name for path in (found.path / "shards").iterdir()) == [f"{n:05d}" for n in range(5)]
 
 
 def test_a_database_writes_the_same_shards(tmp_path: Path) -> None:
@@ -188,6 +206,8 @@ def test_the_command_says_how_many_shards(tmp_path: Path) -> None:
     words = ["prepare", str(log), "--out", str(tmp_path / "out"), "--min-user", "1", "--min-item", "1"]
     done = CliRunner().invoke(app, [*words, "--shard-users", "9"])
     assert done.exit_code == 0 and "in 5 shards of 9 users" in done.output, done.output
+    done = CliRunner().invoke(app, [*words, "--shard-users", "500", "--overwrite"])
+    assert done.exit_code == 0 and "in 1 shard of 40 users" in done.output, done.output
     done = CliRunner().invoke(app, [*words, "--shard-users", "0"])
     assert isinstance(done.exception, ValueError) and "--shard-users must be at least 1" in str(done.exception)
 

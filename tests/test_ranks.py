@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import Training, on_ranks, train_run
+from patience import PATIENCE
+from ranks import Training, fail_in_group, on_ranks, train_run
 from safetensors.torch import load_file
+from torch.distributed import HashStore
 from training import SIZE, one_thread, tiny_data  # noqa: F401, an automatic fixture
 
 from trope.data.sequences import Sequences
@@ -25,7 +29,7 @@ from trope.models.items import ItemTable, first_rows, row_entries
 from trope.models.sharded_items import ShardedItemTable
 from trope.runs import BEST, CHECKPOINTS, WEIGHTS
 from trope.train import distributed
-from trope.train.distributed import Group
+from trope.train.distributed import Group, agree_on_name
 from trope.train.same_dropout import SameDropout
 
 CPU = torch.device("cpu")
@@ -252,3 +256,25 @@ def test_missing_and_damaged_rows_are_refused(
     with pytest.raises(ValueError, match=words) as caught:
         train_run(data.path, "hstu-trope", RESUMED, run)
     assert f"remove {last}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_restarted_processes_agree_on_a_new_name() -> None:
+    """In a store that holds what all earlier attempts left, one that ended half-way among them."""
+    store, size, names = HashStore(), 4, set[str]()
+    store.set("ask/1", "a process that died before it was answered")
+    with ThreadPoolExecutor(size) as pool:
+        for _ in range(3):
+            wait = timedelta(seconds=PATIENCE)
+            found = {job.result() for job in [pool.submit(agree_on_name, store, r, size, wait) for r in range(size)]}
+            assert len(found) == 1 and not found & names
+            names |= found
+
+
+def test_processes_that_do_not_come_are_named() -> None:
+    with pytest.raises(TimeoutError, match=r"processes \[1, 2\] of 3 did not come"):
+        agree_on_name(HashStore(), 0, 3, timedelta(0))
+
+
+def test_a_process_that_failed_does_not_wait_for_the_others() -> None:
+    """NCCL would: it is left to the end of the process, as torchrun ends all of them."""
+    assert on_ranks(2, fail_in_group, 1) == [False, True]

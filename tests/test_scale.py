@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trope.bench.scale import GIB, Links, Measured, estimate, exchanged_bytes, rows_asked, table_bytes
+from trope.bench.scale import (
+    GIB,
+    Links,
+    Measured,
+    estimate,
+    exchanged_bytes,
+    pulse_bytes,
+    rows_asked,
+    table_bytes,
+)  # fmt: skip
 from trope.bench.shapes import find_shape
 from trope.models.recommender import SequentialRecommender
+from trope.times import DAY
 from trope.train.optimizer import make_optimizer, table_hyper
 
 SHOP = find_shape("shop")
@@ -34,6 +44,17 @@ def test_a_tables_bytes_are_those_of_its_tensors(state: str) -> None:
     tensors = [model.items.weight, moments["exp_avg"], moments["exp_avg_sq"], model.items.unit_copy(torch.bfloat16)]
     # Each rank has a row of padding besides.
     assert sum(x.nbytes for x in tensors) == table_bytes(config, 51)
+
+
+@pytest.mark.parametrize(("days", "seasons", "each"), [(1, 0, 40), (30, 2, 296), (800, 3, 424)])
+def test_a_pulses_bytes_are_those_of_its_counts(days: int, seasons: int, each: int) -> None:
+    config = find_shape("tiny").config("trope")
+    pulse = SequentialRecommender(config, 50, (0, days * DAY), shard=(0, 2)).pulse
+    assert pulse is not None
+    counts = [pulse.get_buffer(name) for name in ("counts", "seasons")]
+    # A row of padding besides.
+    assert sum(x.nbytes for x in counts) == pulse_bytes(config, 51, seasons) == 51 * each
+    assert pulse_bytes(find_shape("tiny").config("hstu-trope"), 51) == 0
 
 
 def test_one_gpu_is_what_was_measured() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,16 +19,15 @@ from data_logs import loose, prepared, random_log, write_parquet
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE
-from streams import ALONE, CPU, MUCH, BlockFeed, memory_for
+from streams import ALONE, CPU, MUCH, BlockFeed, memory_for, same_work
 from training import SIZE, one_thread, tiny, weights
 from typer.testing import CliRunner
 
 from trope.cli.main import app
 from trope.config import Config
 from trope.data.ahead import Ahead
-from trope.data.folder import shard_folder
 from trope.data.sequences import Sequences
-from trope.data.stream import EVENT_BYTES, USER_BYTES, Stream, parse_bytes, say_bytes
+from trope.data.stream import EVENT_BYTES, USER_BYTES, Stream
 from trope.evaluate import evaluation
 from trope.evaluate.streamed import evaluate
 from trope.kernels.batch import BatchShape, gather_batch
@@ -42,7 +40,7 @@ from trope.train.distributed import Group
 from trope.train.fused import FusedStep
 from trope.train.loop import Interrupted, train
 from trope.train.optimizer import make_optimizer
-from trope.train.step import Feed, Work
+from trope.train.step import Feed
 from trope.train.stepper import Stepper
 from trope.train.streamed import StreamFeed
 
@@ -56,11 +54,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stream")
     log = write_parquet(folder / "log.parquet", random_log(rows=700, users=40, items=25, spread=3_000))
     return prepared(log, folder / "data", loose(shard_users=USERS)).path
-
-
-def same_work(one: Work, other: Work) -> bool:
-    pairs = zip((*one.batch, one.places_T, one.negatives), (*other.batch, other.places_T, other.negatives), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs) and one.share == other.share
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 6])
@@ -290,10 +283,21 @@ def test_a_run_trains_stops_and_goes_on_with_the_next_batch(path: Path, tmp_path
             Stream.open(path, memory_for(path, 1, config)), config, tmp_path / "parts", "cpu", resume=True,
             progress=False,
         )  # fmt: skip
+    with pytest.raises(ValueError, match=r"was begun with --memory, .* resume it with as much --memory"):
+        train(Sequences.load(path), config, tmp_path / "parts", "cpu", resume=True, progress=False)
     resumed = train(Stream.open(path, MUCH), config, tmp_path / "parts", "cpu", resume=True, progress=False)
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
     assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
     assert (tmp_path / "whole" / "catalogue" / "item_counts.npy").is_file()
+
+
+def test_a_run_in_memory_does_not_go_on_as_a_stream(path: Path, tmp_path: Path) -> None:
+    config = tiny("train.epochs=1")
+    train(Sequences.load(path), config, tmp_path / "run", "cpu", progress=False)
+    with pytest.raises(ValueError, match=r"was begun without --memory, .* resume it without --memory"):
+        train(
+            Stream.open(path, MUCH), tiny("train.epochs=2"), tmp_path / "run", "cpu", resume=True, progress=False
+        )  # fmt: skip
 
 
 def test_two_processes_stream_to_the_losses_of_one(path: Path, tmp_path: Path) -> None:
@@ -324,18 +328,6 @@ def test_a_dataset_without_shards_is_one_line(path: Path, tmp_path: Path) -> Non
         Stream.open(whole.path, MUCH)
 
 
-def test_a_damaged_shard_is_refused_when_it_is_read(path: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(path, tmp_path / "copy"))
-    file = shard_folder(copy, 3) / "items.npy"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    stream = Stream.open(copy, memory_for(path, 1, tiny()))
-    stream.read([2])
-    with pytest.raises(ValueError, match=r"00003/items.npy does not match its checksum"):
-        list(stream.over_blocks(lambda user, block: None))
-
-
 def test_the_command_streams(path: Path, tmp_path: Path) -> None:
     settings = [word for setting in (*SIZE, "train.epochs=1") for word in ("--set", setting)]
     words = ["train", str(path), "--out", str(tmp_path / "run"), "--no-progress", "--device", "cpu", "--memory", "1MB"]
@@ -348,20 +340,12 @@ def test_the_command_streams(path: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "out.json").read_text())["metrics"]["run"] == trained
     assert (tmp_path / "run" / "ranks-test.npz").is_file()
-    done = CliRunner().invoke(app, words)
-    assert isinstance(done.exception, ValueError) and "--model" in str(done.exception)
-
-
-@pytest.mark.parametrize(("text", "count"), [("1000", 1000), ("2K", 2048), ("1.5 MB", 1_572_864), ("8GiB", 8 * 2**30)])
-def test_bytes_are_read(text: str, count: int) -> None:
-    assert parse_bytes(text, "--memory") == count
-    for wrong in ("", "much", "-1GB", "0", "1 XB"):
-        with pytest.raises(ValueError, match="--memory must be a number of bytes"):
-            parse_bytes(wrong, "--memory")
-
-
-def test_bytes_are_said() -> None:
-    assert [say_bytes(count) for count in (12, 1536, 3 * 2**20, 5 * 2**30)] == ["12 B", "1.5 KiB", "3 MiB", "5 GiB"]
+    done = CliRunner().invoke(app, [*words, "--resume"])
+    assert done.exit_code == 0, done.output
+    for more in ([], ["--resume"]):
+        done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "new"), *more])
+        assert isinstance(done.exception, ValueError) and "--model" in str(done.exception)
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_is_ahead_is_made_once_and_errors_arrive() -> None:

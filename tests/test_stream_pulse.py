@@ -33,7 +33,7 @@ from trope.models.recommender import SequentialRecommender
 from trope.runs import PULSE
 from trope.times import DAY
 from trope.train import pulse as fitting
-from trope.train.loop import train
+from trope.train.loop import Trainer, train
 from trope.train.pulse import fit_pulse, keep_counts
 
 __all__ = ["one_thread"]  # a fixture for every test in here
@@ -248,10 +248,44 @@ def test_damaged_events_by_time_are_refused(path_of: Callable[[str], Path], tmp_
         events = Stream.open(copy, MUCH, verify=verify).in_time("test")
         with pytest.raises(ValueError, match=said):
             list(next(events.until([10**10])))
-    file.write_bytes(data[:-8])
-    events = Stream.open(copy, MUCH, verify=False).in_time("test")
+
+
+def test_lost_events_by_time_are_refused_before_training(path_of: Callable[[str], Path], tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(path_of("loo-strict"), tmp_path / "copy"))
+    file = shard_folder(copy, 3) / "by_time_times.npy"
+    file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(ValueError, match="it is truncated"):
+        train(Stream.open(copy, MUCH), tiny(model="trope"), tmp_path / "run", "cpu", progress=False)
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"by_time_times.npy is missing"):
+        train(Stream.open(copy, MUCH), tiny(model="trope"), tmp_path / "run", "cpu", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_events_by_time_that_go_or_change_meanwhile_are_refused(
+    path_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of a file to read does not advise to make room."""
+    copy = Path(shutil.copytree(path_of("loo-strict"), tmp_path / "copy"))
+    file = shard_folder(copy, 3) / "by_time_items.npy"
+    events = Stream.open(copy, MUCH).in_time("test")
+    assert len(list(next(events.until([10**10]))))
+    events.restart()
+    shutil.copy(file, tmp_path / "other")
+    (tmp_path / "other").replace(file)
+    with pytest.raises(ValueError, match=r"00003/by_time_items.npy was replaced"):
         list(next(events.until([10**10])))
+    fit = Trainer.fit_pulse
+
+    def without_file(self: Trainer) -> None:
+        file.unlink()
+        fit(self)
+
+    monkeypatch.setattr(Trainer, "fit_pulse", without_file)
+    with pytest.raises(FileNotFoundError, match=r"by_time_items.npy is missing although meta.json lists it"):
+        train(
+            Stream.open(copy, MUCH), tiny("train.epochs=1", model="trope"), tmp_path / "run", "cpu", progress=False
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

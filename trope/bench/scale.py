@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from trope.config import Config
 from trope.models.cost import model_cost, total
+from trope.models.pulse import HALF_LIVES, PERIODS
+from trope.models.pulse.seasons import BINS
 
 GIB = 2**30
 _FLOAT, _BF16, _ID = 4, 2, 8  # bytes
@@ -81,6 +83,14 @@ def table_bytes(config: Config, items: int) -> int:
     width = config.model.width
     second = width if config.train.table_state == "full" else 1
     return items * (_FLOAT * (2 * width + second) + _BF16 * width)
+
+
+def pulse_bytes(config: Config, items: int, seasons: int = len(PERIODS)) -> int:
+    """The pulse's counts of so many items, which every GPU holds whole; `Measured` has them if its model does.
+
+    seasons: how many of `PERIODS` the log is long enough for.
+    """
+    return config.model.pulse * items * _FLOAT * (len(HALF_LIVES) + BINS * seasons)
 
 
 def exchanged_bytes(config: Config, rows: float) -> float:

@@ -62,6 +62,7 @@ def train(
     """
     from trope.data.sequences import Sequences
     from trope.data.stream import Stream, parse_bytes
+    from trope.runs import CONFIG
     from trope.settings import without_effect
     from trope.train.loop import say_result
     from trope.train.loop import train as run_training
@@ -73,7 +74,8 @@ def train(
         store = whole = Sequences.load(data)
     else:
         store, whole = Stream.open(data, parse_bytes(memory, "--memory")), None
-        if model is None and config is None and not resume:
+        has_config = resume and (out / CONFIG).is_file()  # --resume also begins a run where there is none
+        if model is None and config is None and not has_config:
             raise ValueError("--memory needs --model or --config: sizes that fit the data are found by looking at all")
     resolved = resolve_config(model, config, settings or [], out if resume else None, whole, device)
     for note in without_effect(resolved, settings or []):

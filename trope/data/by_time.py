@@ -21,6 +21,7 @@ import numpy as np
 from trope.data import folder as files
 from trope.data.folder import BY_TIME, REQUIRED
 from trope.data.protocols import Protocol, Splits, pieces
+from trope.data.shard_files import SameFiles
 
 ITEMS, TIMES = BY_TIME
 # Events of all runs in memory at a time, and those of one run at least, so that a read is worth its while.
@@ -51,7 +52,7 @@ def _before_test(items: np.ndarray, times: np.ndarray, offsets: np.ndarray, cuts
 
 
 class EventRuns:
-    """The events by time of some shards.
+    """The events by time of some shards; files that are missing or of another size are refused at once.
 
     path, meta: of the dataset. verify: compare files with their SHA-256, and events with those of the shards' users.
     """
@@ -101,10 +102,14 @@ class _Run:
         self.folder, self.arrays, self.protocol, self.num_items = folder, arrays, protocol, num_items
         self.verify = verify
         self.events = int(arrays[ITEMS]["shape"][0])
-        self._is_new = True
+        self._is_new, self._same = True, SameFiles()
+        for name in BY_TIME:
+            files.find_array(folder, name, {"arrays": arrays})
+        self._same.check(folder, BY_TIME)
 
     def read(self, first: int, count: int) -> Pair:
         """Up to `count` events from the first on. Before the first time, the files are checked."""
+        self._same.check(self.folder, BY_TIME)
         if self._is_new:
             for name in BY_TIME:
                 files.read_array(self.folder, name, {"arrays": self.arrays}, self.verify)

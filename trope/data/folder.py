@@ -128,17 +128,22 @@ def check_entries(path: Path, arrays: Mapping[str, Any]) -> None:
             raise ValueError(f"{path} gives {name} the shape {entry['shape']}; prepare the data again")
 
 
-def read_array(folder: Path, name: str, meta: dict[str, Any], verify: bool = True) -> np.ndarray:
-    """Memory-map one array, after checking its size, type and shape, and with `verify` its SHA-256, against `meta`."""
-    path = folder / f"{name}.npy"
-    expected = meta["arrays"][name]
+def find_array(folder: Path, name: str, meta: dict[str, Any]) -> Path:
+    """The file of an array, which is there and has the size that `meta` says."""
+    path, expected = folder / f"{name}.npy", meta["arrays"][name]["bytes"]
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing although {META} lists it; prepare the data again")
-    if path.stat().st_size != expected["bytes"]:
+    if path.stat().st_size != expected:
         raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes, {META} says {expected['bytes']:,}: "
+            f"{path} has {path.stat().st_size:,} bytes, {META} says {expected:,}: "
             "it is truncated or from another dataset; copy or prepare it again"
         )
+    return path
+
+
+def read_array(folder: Path, name: str, meta: dict[str, Any], verify: bool = True) -> np.ndarray:
+    """Memory-map one array, after checking its size, type and shape, and with `verify` its SHA-256, against `meta`."""
+    path, expected = find_array(folder, name, meta), meta["arrays"][name]
     if verify and sha256_of(path) != expected["sha256"]:
         raise ValueError(f"{path} does not match its checksum in {META}; copy or prepare it again")
     # The header first: what it claims is compared before anything of that size is made.

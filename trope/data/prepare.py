@@ -47,7 +47,7 @@ class Options:
     min_user, min_item: thresholds of the k-core; None means the source's own. once: filter in one pass.
     event_types: keep only these values of the event column. since, until: keep times in [since, until), Unix seconds.
     on_bad: `fail` at a bad row, or `skip` and count it.
-    shard_users: users of a shard; a dataset with no more of them, or None, is not sharded.
+    shard_users: users of a shard, all of them where there are fewer; None for a dataset without shards.
     """
 
     protocol: Protocol = field(default_factory=Protocol)
@@ -175,11 +175,10 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
         used = ", ".join(f"{name} {value}" for name, value in filters.items() if value)
         raise ValueError(f"no events of {source.name} are left after filtering with {used}; loosen one of them")
     names = _names(source, given)
-    if options.shard_users is not None and users > options.shard_users:
+    if options.shard_users is not None:
         stages.begin("sort")
-        after, written = write_shards(
-            coded, options.shard_users, folder, events.ticks, options.protocol, source.name, engine, stages
-        )
+        size = min(options.shard_users, users)
+        after, written = write_shards(coded, size, folder, events.ticks, options.protocol, source.name, engine, stages)
         written["arrays"] = write_items(coded.item_ids(), folder, names)
     else:
         after, written = _write_whole(coded, folder, events.ticks, options.protocol, source.name, names, stages)

@@ -5,7 +5,7 @@ numpy only. A shard counts its offsets and its baskets from 0; here they are cou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,28 @@ class ShardSize(NamedTuple):
 
     users: int
     events: int
+
+
+class SameFiles:
+    """Refuses arrays that were replaced or written after they were first looked at.
+
+    A checksum is compared once, and a shard is read in every epoch.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[int, int, int]] = {}
+
+    def check(self, folder: Path, names: Iterable[str]) -> None:
+        """Look at some arrays of a folder, the first time or again."""
+        for name in names:
+            path = folder / f"{name}.npy"
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                raise FileNotFoundError(f"{path} is missing although {META} lists it; {_AGAIN}") from None
+            known = found.st_ino, found.st_mtime_ns, found.st_size
+            if self._known.setdefault(path, known) != known:
+                raise ValueError(f"{path} was replaced while it was read: the data are others now; start again")
 
 
 def shard_sizes(path: Path, meta: dict[str, Any]) -> list[ShardSize]:

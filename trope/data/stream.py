@@ -29,7 +29,7 @@ from trope.data.protocols import Protocol
 from trope.data.recut import check_refit, own_validation, validation_as_training
 from trope.data.run_data import check_run_data, describe_data, folder_of_run, ids_of
 from trope.data.sequences import SPLITS, Sequences
-from trope.data.shard_files import read_shards, shard_sizes
+from trope.data.shard_files import SameFiles, read_shards, shard_sizes
 
 # What a block takes in memory: items and times of an event; offsets and splits of a user, and what is computed of them.
 EVENT_BYTES = 12
@@ -68,6 +68,7 @@ class Stream:
         self._trains_on_validation = False
         self._span: tuple[int, int] | None = None
         self._unseen = set(range(len(self.sizes))) if verify else set()
+        self._same = SameFiles()
         self._runs: list[EventRuns] = []  # one, once it was asked for; shared by copies
         self._verify = verify
 
@@ -230,12 +231,15 @@ class Stream:
                 user += users
 
     def check(self, number: int) -> None:
-        """Refuse a damaged shard; the first time only."""
+        """Refuse a damaged shard the first time, and later one that was replaced since."""
+        folder, meta = files.shard_folder(self.path, number), {"arrays": self.meta["shards"][number]}
+        names = [name for name in files.ARRAYS if name in meta["arrays"]]
+        self._same.check(folder, names)
         if number not in self._unseen:
             return
-        folder, meta = files.shard_folder(self.path, number), {"arrays": self.meta["shards"][number]}
-        arrays = {name: files.read_array(folder, name, meta) for name in files.ARRAYS if name in meta["arrays"]}
-        check_shard(folder, self.num_items, arrays, self.protocol)
+        check_shard(
+            folder, self.num_items, {name: files.read_array(folder, name, meta) for name in names}, self.protocol
+        )
         self._unseen.discard(number)
 
 
@@ -254,9 +258,11 @@ def data_of_run(run: Path, path: Path | None = None) -> Sequences | Stream:
 def parse_bytes(text: str, flag: str) -> int:
     """A number of bytes such as 500MB, 2GB or 8GiB; K, M, G and T are powers of 1024."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if found is None or float(found[1]) == 0:
-        raise ValueError(f"{flag} must be a number of bytes such as 500MB or 8GB, got {text!r}")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    count = 0.0 if found is None else float(found[1]) * _UNITS[found[2].upper()]
+    if not 1 <= count < 2**63:
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
+        raise ValueError(f"{flag} must be a number of bytes such as 500MB or 8GB, got {shown!r}")
+    return int(count)
 
 
 def say_bytes(count: int) -> str:

@@ -43,7 +43,8 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     grid.add_row("evaluation", f"{counts['valid_users']:,} users validate, {counts['test_users']:,} test")
     folders = [meta["arrays"], *meta.get("shards", [])]
     size = sum(entry["bytes"] for arrays in folders for entry in arrays.values())
-    shards = f", in {len(folders) - 1:,} shards of {meta['shard_users']:,} users" if "shards" in meta else ""
+    several = "" if len(folders) == 2 else "s"
+    shards = f", in {len(folders) - 1:,} shard{several} of {meta['shard_users']:,} users" if "shards" in meta else ""
     grid.add_row("size", f"{size / 2**20:,.1f} MiB{shards}")
     grid.add_row("checksum", meta["checksum"])
     console.print(grid)

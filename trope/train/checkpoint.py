@@ -211,6 +211,8 @@ def written_into(run: Path) -> Iterator[None]:
     """A disk that fills up, or fails, while a run writes: the error names the checkpoint to go on from."""
     try:
         yield
+    except FileNotFoundError:
+        raise  # of a file to read: it says which, and room would not help
     except OSError as error:
         latest = Checkpoints(run).latest()
         kept = f"the last good checkpoint is {latest}" if latest else "there was no checkpoint yet"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from datetime import timedelta
 
 import torch
 from torch import distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from trope.environment import choose_device
@@ -106,11 +108,36 @@ def process_group(device: str, patience: timedelta | None = None) -> Iterator[Gr
     store, rank, size = next(rendezvous("env://"))
     # torchrun keeps one store for all restarts. Without a name of their own, restarted processes would find the
     # addresses of those that died.
-    attempt = f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {size} processes"
+    named = PrefixStore(agree_on_name(store, rank, size, patience or default_pg_timeout), store)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
-    named = PrefixStore(attempt, store)
     dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=patience)
-    try:
-        yield Group(rank, size, chosen)
-    finally:
-        dist.destroy_process_group()
+    yield Group(rank, size, chosen)
+    # Not after an error: NCCL would wait here for the others, which wait for this process.
+    dist.destroy_process_group()
+
+
+def agree_on_name(store: Store, rank: int, size: int, patience: timedelta) -> str:
+    """A new name that all processes of this attempt have, through a store that may hold keys of earlier attempts.
+
+    patience: the longest wait for the others.
+    """
+    # TORCHELASTIC_RESTART_COUNT is no such name: of several machines, only the one whose process died counts.
+    mine = secrets.token_hex(8)
+    if rank:
+        store.set(f"ask/{rank}", mine)
+        answer = f"answer/{rank}/{mine}"  # nobody could write it before
+        store.wait([answer], patience)
+        name = store.get(answer).decode()
+        store.set(f"have/{rank}", name)
+        return name
+    waiting, until = set(range(1, size)), time.monotonic() + patience.total_seconds()
+    while waiting:
+        for other in sorted(waiting):
+            if store.check([f"ask/{other}"]):  # maybe of an earlier attempt: then nobody reads the answer
+                store.set(f"answer/{other}/{store.get(f'ask/{other}').decode()}", mine)
+            if store.check([f"have/{other}"]) and store.get(f"have/{other}").decode() == mine:
+                waiting.remove(other)
+        if waiting and time.monotonic() > until:
+            raise TimeoutError(f"processes {sorted(waiting)} of {size} did not come within {patience}")
+        time.sleep(0.01)
+    return mine

@@ -106,7 +106,9 @@ def fill_rows(model: SequentialRecommender, optimizer: torch.optim.Optimizer, fo
             into[mine][low - first + 1 : high - first + 1] = rows[name]
             if mine in MOMENTS:
                 state[mine] = into[mine]
-    if "step" in state and (missing := [name for name in MOMENTS if name not in state]) and first < last:
+    if "step" in state and first == last:  # no file has rows of this process, but AdamW asks for its row of padding
+        state.update({name: into[name] for name in MOMENTS})
+    if "step" in state and (missing := [name for name in MOMENTS if name not in state]):
         raise ValueError(f"there is no {', '.join(missing)} of {TABLE}")
 
 

@@ -41,7 +41,7 @@ from trope.train.process import StopRequest, reproducible, stop_signals
 from trope.train.pulse import fit_pulse, keep_counts, read_pulse
 from trope.train.step import seed_for
 from trope.train.stepper import Stepper, is_sharded
-from trope.train.streamed import STREAM_PATIENCE, StreamFeed, check_streamed, make_feed
+from trope.train.streamed import STREAM_PATIENCE, StreamFeed, check_streamed, go_on, make_feed
 
 LOG_EVERY = 50
 LEAST_EPOCHS = 10  # the paper's
@@ -167,8 +167,7 @@ class Trainer:
         self.checkpoints = Checkpoints(run)
         latest = self.checkpoints.latest()
         self.state = TrainState() if latest is None else checkpoint.load(latest, self.model, self.optimizer)
-        if isinstance(self.feed, StreamFeed):
-            self.feed.follow(self.state.cursor)
+        go_on(self.feed, self.state.cursor, self.state.step)
         if self.state.best is not None:
             self.plateau.best, self.plateau.num_bad_epochs = self.state.best, self.state.stalled
         self.stepper = Stepper(

@@ -113,8 +113,9 @@ class StreamFeed(Feed):
         held = self._seek(epoch, low, high)
         chosen = slice(low - held.first, high - held.first)
         self.following = held.following
-        if high == self.size:
-            self._held = None  # validation needs the memory
+        if high == self.size:  # validation needs the memory
+            self._held = None
+            self._ahead.drop()
         windows = Windows(held.windows.starts[chosen], held.windows.ends[chosen])
         return held.data, windows, held.lengths[chosen]
 
@@ -163,7 +164,9 @@ class StreamFeed(Feed):
             self._held = None
             self._take(epoch, self._plan.block_of(low), None)
         while self._held is not None and self._held.end < high:
-            self._take(epoch, self._number + 1, _left_over(self._held, low))
+            behind = self._behind(self._number)
+            assert behind is not None
+            self._take(epoch, behind, _left_over(self._held, low))
         assert self._held is not None
         return self._held
 
@@ -173,8 +176,13 @@ class StreamFeed(Feed):
         held = self._ahead.take((epoch, number)).to(self.stream.device)
         self._held = held if left_over is None else _with(held, left_over)
         self._epoch, self._number = epoch, number
-        if number + 1 < len(self._plan.blocks):
-            self._ahead.start((epoch, number + 1))
+        if (behind := self._behind(number)) is not None:
+            self._ahead.start((epoch, behind))
+
+    def _behind(self, number: int) -> int | None:
+        """The next block that has windows; None behind the last one."""
+        place = self._plan.starts[number + 1]
+        return self._plan.block_of(place) if place < self.size else None
 
     def _load(self, key: tuple[int, int]) -> Held:
         """Read a block and shuffle its windows; on the thread."""
@@ -246,7 +254,22 @@ def make_feed(data: Sequences | Stream, config: Config, group: Group) -> Feed:
     return StreamFeed(data, config, group) if isinstance(data, Stream) else Feed(data, config, group)
 
 
+def go_on(feed: Feed, cursor: list[int] | None, steps: int) -> None:
+    """Let a feed go on as a checkpoint says. steps: done so far; those to come must be in the same order.
+
+    cursor: of the checkpoint, None for a store in memory.
+    """
+    is_stream = isinstance(feed, StreamFeed)
+    if steps and is_stream != (cursor is not None):
+        begun, now = ("without", "without") if is_stream else ("with", "with as much")
+        raise ValueError(
+            f"the run was begun {begun} --memory, which orders the training data otherwise; resume it {now} --memory"
+        )
+    if isinstance(feed, StreamFeed):
+        feed.follow(cursor)
+
+
 def check_streamed(stream: Stream, config: Config) -> None:
     """Refuse now what a stream cannot do when training has ended."""
     if config.model.pulse:
-        stream.in_time("test")
+        stream.in_time("test")  # looks at the files of all shards

@@ -1,0 +1,96 @@
+"""A stream and its files: which shards it reads, what it refuses, and how its memory is said."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from data_logs import START, loose, prepared, random_log, write_parquet
+from streams import ALONE, MUCH, BlockFeed, memory_for, same_work
+from training import one_thread, tiny
+
+from trope.data.folder import shard_folder
+from trope.data.sequences import Sequences
+from trope.data.stream import Stream, parse_bytes, say_bytes
+from trope.train.streamed import StreamFeed
+
+__all__ = ["one_thread"]  # a fixture for every test in here
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 users in 6 shards."""
+    folder = tmp_path_factory.mktemp("stream")
+    log = write_parquet(folder / "log.parquet", random_log(rows=700, users=40, items=25, spread=3_000))
+    return prepared(log, folder / "data", loose(shard_users=7)).path
+
+
+def test_blocks_without_windows_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is read ahead in validation, which has two blocks of its own."""
+    rows = [(user, n % 5, START + n) for user in range(12) for n in range(3 if user >= 4 else 9)]
+    log = write_parquet(tmp_path / "log.parquet", rows)
+    path = prepared(log, tmp_path / "data", loose(shard_users=2)).path
+    config = tiny("train.batch=3", "train.stride=2")
+    feed = StreamFeed(Stream.open(path, memory_for(path, 1, config)), config, ALONE)
+    memory = BlockFeed(Sequences.load(path), config, feed)
+    assert [count > 0 for count in feed.counts] == [True] * 2 + [False] * 4 and feed.window == 1
+    numbers: list[int] = []
+    read = Stream.read
+
+    def watched(self: Stream, shards, *args, **options):
+        numbers.extend(shards)
+        return read(self, shards, *args, **options)
+
+    monkeypatch.setattr(Stream, "read", watched)
+    for epoch in range(6):
+        for index in range(feed.steps):
+            assert same_work(feed(epoch, index, index), memory(epoch, index, index)), (epoch, index)
+        assert feed._held is None and feed._ahead._next is None
+    assert sorted(numbers) == [0] * 6 + [1] * 6
+    feed.close()
+
+
+def test_a_damaged_shard_is_refused_when_it_is_read(path: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    file = shard_folder(copy, 3) / "items.npy"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    stream = Stream.open(copy, memory_for(path, 1, tiny()))
+    stream.read([2])
+    with pytest.raises(ValueError, match=r"00003/items.npy does not match its checksum"):
+        list(stream.over_blocks(lambda user, block: None))
+
+
+def replace_file(file: Path) -> None:
+    """Put a file of the same size in its place, as a dataset that is prepared again."""
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.with_name("other").write_bytes(data)
+    file.with_name("other").replace(file)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_shard_that_was_replaced_since_is_refused(path: Path, tmp_path: Path, verify: bool) -> None:
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    stream = Stream.open(copy, MUCH, verify)
+    stream.read(range(6))
+    stream.to("cpu").read([3])
+    replace_file(shard_folder(copy, 3) / "times.npy")
+    stream.read([2])
+    with pytest.raises(ValueError, match=r"00003/times.npy was replaced while it was read"):
+        stream.to("cpu").read([3], ("offsets", "splits"))
+
+
+@pytest.mark.parametrize(("text", "count"), [("1000", 1000), ("2K", 2048), ("1.5 MB", 1_572_864), ("8GiB", 8 * 2**30)])
+def test_bytes_are_read(text: str, count: int) -> None:
+    assert parse_bytes(text, "--memory") == count
+    for wrong in ("", "much", "-1GB", "0", "0.1", "1 XB", "9" * 400, "9" * 5_000, "99999999T"):
+        with pytest.raises(ValueError, match="--memory must be a number of bytes") as caught:
+            parse_bytes(wrong, "--memory")
+        assert len(str(caught.value)) < 150
+
+
+def test_bytes_are_said() -> None:
+    assert [say_bytes(count) for count in (12, 1536, 3 * 2**20, 5 * 2**30)] == ["12 B", "1.5 KiB", "3 MiB", "5 GiB"]
