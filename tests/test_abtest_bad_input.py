@@ -14,6 +14,7 @@ from abtest_logs import DAY, START, Logs, experiment, write_exposures, write_rec
 from trope.data.sources.resolve import Request
 from trope.online.analysis.analyse import Analysis, Question, analyse
 from trope.online.analysis.looks import Plan
+from trope.online.analysis.report import to_page
 from trope.online.analysis.verdict import judge
 
 FEW = experiment(users=40, days=2)
@@ -52,6 +53,10 @@ BAD_LOGS = [
     (changed(started=START * 1000), "started 1700000000000 is after the year 2099; write seconds"),
     (changed(exposures=OF_CONTROL), "no user was exposed to arm 'trope'"),
     (changed(exposures=[(u, a, m, True) for u, a, m, _ in SEEN]), "are forced .*nobody is left"),
+    (
+        changed(exposures=[(u, a, m + 9 * DAY, f) for u, a, m, f in SEEN], behind=9 * DAY),
+        "in milliseconds, or the server",
+    ),
     (changed(exposures=[]), "has no exposures: its Parquet files hold no rows"),
     (changed(exposures=[("", a, m, f) for _, a, m, f in SEEN]), "exposures without user_id"),
     (changed(outcomes=moved(days=-90)), "all .* precede their user's first exposure"),
@@ -81,6 +86,7 @@ def test_bad_logs_get_one_line(logs: Logs, message: str, tmp_path: Path) -> None
         ({"experiment": pa.array(["other"] * 9)}, "9 exposures of another experiment .'other', not 'test'"),
         ({"moment": pa.array([None] * 9, pa.int64())}, "9 exposures without moment"),
         ({"moment": pa.array([-5] * 9, pa.int64())}, "moment -5 is zero or negative"),
+        ({"answered": pa.array(["now"] * 9)}, "column 'answered' as string; it must be numbers"),
     ],
 )
 def test_bad_columns_get_one_line(change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -88,6 +94,43 @@ def test_bad_columns_get_one_line(change: dict[str, object], message: str, tmp_p
     write_exposures(tmp_path / "exposures" / "exposures-9.parquet", rows(9), **change)
     with pytest.raises(ValueError, match=message):
         run(tmp_path)
+
+
+def test_moments_far_after_their_answers_are_left_out(tmp_path: Path) -> None:
+    """One question about next summer neither ends the experiment nor makes looks over."""
+    plan = Plan(looks=30, horizon=30)
+    one = run(tmp_path, experiment(), metrics="orders", plan=plan)
+    late = [(f"u{number}", arm, START + 200 * DAY, False) for number, arm in ((0, "trope"), (999, "control"))]
+    answered = pa.array([START + 9.5] * 2)
+    write_exposures(tmp_path / "exposures" / "exposures-9.parquet", late, answered=answered)
+    two = run(tmp_path, None, metrics="orders", plan=plan)
+    assert two.exposed.ahead == 2 and (two.exposed.exposures, two.exposed.last) == (
+        one.exposed.exposures,
+        one.exposed.last,
+    )
+    assert (two.last_day, two.users, two.comparisons) == (one.last_day, one.users, one.comparisons)
+    assert "2 for moments over a day after they were answered" in dict(to_page(two, judge(two)).facts)["Exposures"]
+    # Up to a day ahead, a list was seen when it was answered.
+    near = [("u0", next(arm for user, arm, _, _ in experiment().exposures if user == "u0"), START + 4 * DAY + 9, False)]
+    write_exposures(tmp_path / "exposures" / "exposures-9.parquet", near, answered=pa.array([START + 4 * DAY - 9.5]))
+    three = run(tmp_path, None, metrics="orders", plan=plan)
+    assert three.exposed.ahead == 0 and three.exposed.last == START + 4 * DAY - 10 and three.last_day == 3
+
+
+def test_exposures_without_answered_and_with_unsigned_moments(tmp_path: Path) -> None:
+    logs = experiment()
+    one = run(tmp_path, logs, metrics="orders")
+    for number in range(2):
+        rows = logs.exposures[number::2]
+        moments = pa.array([row[2] for row in rows], pa.uint64())
+        write_exposures(tmp_path / "exposures" / f"exposures-{number}.parquet", rows, answered=None, moment=moments)
+    two = run(tmp_path, None, metrics="orders")
+    assert two.comparisons == one.comparisons and two.exposed.counts == one.exposed.counts
+    # An exposure before the start is a negative number of seconds after it.
+    write_exposures(
+        tmp_path / "exposures" / "exposures-9.parquet", rows[:1], moment=pa.array([START - 2 * DAY], pa.uint64())
+    )
+    assert "1 exposures precede the assignment" in judge(run(tmp_path, None, metrics="orders")).said
 
 
 def damage_end(folder: Path) -> None:

@@ -67,7 +67,9 @@ def to_json(analysis: Analysis, verdict: Verdict) -> dict[str, Any]:
         "alpha": analysis.question.alpha,
         "plan": asdict(analysis.question.plan),
         "users": analysis.users,
-        "exposures": {"used": exposed.exposures, "forced": exposed.forced, "before_start": exposed.early},
+        "exposures": {
+            "used": exposed.exposures, "forced": exposed.forced, "ahead": exposed.ahead, "before_start": exposed.early,
+        },
         "outcomes": {
             "used": outcomes.used, "before_exposure": outcomes.early, "not_exposed": outcomes.strangers,
         },
@@ -203,7 +205,11 @@ def _facts(analysis: Analysis) -> list[tuple[str, str]]:
         ("Time", f"{analysis.last_day + 1} days from {say_minute(experiment.started)}"),
         ("Users", users),
         ("Models", models),
-        ("Exposures", f"{exposed.exposures:,} used; {exposed.forced:,} forced by hand, left out"),
+        (
+            "Exposures",
+            f"{exposed.exposures:,} used; left out: {exposed.forced:,} forced by hand, "
+            f"{exposed.ahead:,} for moments over a day after they were answered",
+        ),
         (
             "Outcomes",
             f"{outcomes.used:,} used; left out: {outcomes.early:,} before the user's first exposure, "
