@@ -51,7 +51,8 @@ def _forest(analysis: Analysis, title: str) -> Drawn:
     axes = figure.subplots()
     for place, (_, lift, low, high, strong, arm) in enumerate(rows):
         if not all(map(math.isfinite, (lift, low, high))):
-            axes.text(0, place, "not known", va="center", color=GREY)
+            text = f"{percent(lift)}, no interval" if math.isfinite(lift) else "no lift"
+            axes.text(0, place, text, va="center", color=GREY)
             continue
         colour = _COLOURS[arm % len(_COLOURS)]
         axes.plot([100 * low, 100 * high], [place, place], color=colour, lw=3 if strong else 1.6, solid_capstyle="butt")

@@ -67,7 +67,7 @@ class Point:
 class Reading:
     """What the plan allows to say now. estimate: after the last look; p, low, high: valid under the plan.
 
-    crossed: the first look's day at which the bound was reached, None if none was.
+    crossed: the first look's day at which the bound was reached, None if none was. decided: the estimate of that look.
     """
 
     estimate: Estimate
@@ -76,12 +76,12 @@ class Reading:
     high: float
     points: list[Point]
     crossed: int | None
+    decided: Estimate | None = None
 
     @property
     def rises(self) -> bool:
         """Whether the arm is above control, at the look that decided where there was one."""
-        decided = [point.z for point in self.points if point.day == self.crossed]
-        return (decided[0] if decided else self.estimate.z) > 0
+        return (self.decided or self.estimate).z > 0
 
 
 def cumulated(days: Mapping[tuple[int, int], Moments], arm: int, last: int) -> list[Moments]:
@@ -109,12 +109,12 @@ def read_plan(
         return Reading(now, now.p, now.low, now.high, points, None)
     looks = [
         day for day in looks
-        if min(control[day].count, treatment[day].count) >= LEAST_TO_LOOK and math.isfinite(every[day].log_se)
+        if min(control[day].count, treatment[day].count) >= LEAST_TO_LOOK and every[day].is_known
     ]  # fmt: skip
     if not looks:
         return Reading(every[last], 1.0, math.nan, math.nan, [], None)
     seen = [every[day] for day in looks]
-    information = _rising([1 / each.log_se**2 for each in seen])
+    information = _rising(_information(seen))
     if plan.always:
         limits = [always.limit(level / information[0], alpha) for level in information]
         p = min(
@@ -127,14 +127,30 @@ def read_plan(
         p = spending.repeated_p([each.z for each in seen], information, fractions, plan.spending)
     points = [_point(day, each, limit) for day, each, limit in zip(looks, seen, limits, strict=True)]
     crossed = next((point.day for point in points if abs(point.z) >= (point.limit or 0)), None)
-    return Reading(seen[-1], p, points[-1].low, points[-1].high, points, crossed)
+    decided = None if crossed is None else every[crossed]
+    return Reading(seen[-1], p, points[-1].low, points[-1].high, points, crossed, decided)
 
 
 def _point(day: int, estimate: Estimate, limit: float) -> Point:
+    if math.isnan(estimate.log_se):
+        return Point(day, estimate.lift, math.nan, math.nan, estimate.z, limit)
     half = limit * estimate.log_se
     ratio = 1 + estimate.lift
     high = ratio * math.exp(half) - 1 if half < 700 else math.inf
     return Point(day, estimate.lift, ratio * math.exp(-half) - 1, high, estimate.z, limit)
+
+
+def _information(seen: Sequence[Estimate]) -> list[float]:
+    """1 / variance of the relative lift at each look; of the difference where the lift means nothing.
+
+    Relative, because a mean per user grows from day to day, and with it the error of the difference.
+    """
+    if all(math.isfinite(each.log_se) for each in seen):
+        return [1 / each.log_se**2 for each in seen]
+    # An arm in which nobody buys has no logarithm, but its z is as good as any other.
+    means = [(each.control + each.treatment) / 2 for each in seen]
+    scales = means if min(means) > 0 else [1.0] * len(seen)
+    return [(scale / each.se) ** 2 for scale, each in zip(scales, seen, strict=True)]
 
 
 def _rising(levels: Sequence[float]) -> list[float]:

@@ -26,6 +26,7 @@ from trope.data.events import clean
 from trope.data.prepare import ON_BAD
 from trope.data.sources.description import Source
 from trope.data.sources.resolve import Request
+from trope.online.analysis.estimates import predicts, varies
 from trope.online.analysis.looks import cumulated
 from trope.online.analysis.metrics import EXPOSURES, Metric, metric
 from trope.online.analysis.moments import Moments, read_days
@@ -191,10 +192,9 @@ def _row(days: int, moments: Moments, asked: Metric, design: Design, more: float
     found = moments.aggregates()
     bottom = found.mean(asked.denom)
     mean = float(found.mean(asked.numer) / bottom) if bottom else lost
-    if found.var(asked.numer) == 0 or not bottom or mean <= 0:
+    if not varies(found, asked.numer, asked.denom) or mean <= 0:
         return Row(days, moments.count, mean, None, lost, lost)
-    past = all(found.var(name) > 0 for name in asked.covariates)
-    covariates = asked.covariates if past else ()
+    covariates = asked.covariates if predicts(found, asked) else ()
 
     def solve(wanted: str, covariates: tuple[str, ...]) -> float:
         pre = (*covariates, None, None)[:2]

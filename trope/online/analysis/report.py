@@ -18,7 +18,7 @@ from trope.experiments.report.markdown import to_markdown as page_to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section
 from trope.figures.html import card, document, facts, heading, paragraph, picture, warning
 from trope.online.analysis.analyse import Analysis, Comparison
-from trope.online.analysis.verdict import Verdict, number, percent
+from trope.online.analysis.verdict import Verdict, change, number, percent
 from trope.times import say_minute
 
 _KINDS = {
@@ -118,7 +118,7 @@ def _row(each: Comparison, alpha: float, several: bool) -> list[Cell]:
     return [
         Cell(f"{each.metric.label}, {each.arm}" if several else each.metric.label),
         Cell(each.metric.definition),
-        Cell(percent(reading.estimate.lift), mark="best" if strong else ""),
+        Cell(change(reading.estimate), mark="best" if strong else ""),
         Cell(interval(reading.low, reading.high)),
         Cell(number(reading.p)),
         Cell(number(each.adjusted) + (" *" if strong else "")),
@@ -165,7 +165,7 @@ def _segments(analysis: Analysis) -> Section:
                 Cell(f"{row.column}: {row.value}"),
                 Cell(f"{row.metric.label}, {row.arm}"),
                 Cell(f"{row.users:,}"),
-                Cell(percent(row.estimate.lift), mark="best" if strong else ""),
+                Cell(change(row.estimate), mark="best" if strong else ""),
                 Cell(interval(row.estimate.low, row.estimate.high)),
                 Cell(number(row.estimate.p)),
                 Cell(number(row.adjusted) + (" *" if strong else "")),
