@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from abtest_logs import DAY, SHARES, START, Logs, experiment
+from abtest_logs import DAY, SHARES, START, Logs, experiment, write_record
 from scipy import stats
 
 from trope.data.sources.resolve import Request
@@ -190,6 +190,21 @@ def test_three_arms_are_each_compared_with_control(tmp_path: Path) -> None:
         assert each.reading.p == pytest.approx(expected[3], rel=CLOSE)
     other = run(logs, tmp_path, Question(metrics="revenue", cuped=False, control="a"))
     assert [each.arm for each in other.comparisons] == ["control", "b"]
+
+
+def test_control_is_the_arm_that_the_server_wrote(tmp_path: Path) -> None:
+    logs = experiment(arms=("trope", "control"), users=200)
+    old = run(logs, tmp_path, Question(metrics="revenue"))
+    assert old.experiment.control == "control", "files without the entry"
+    write_record(tmp_path / "exposures", logs.shares, control="trope")
+    request = Request(str(tmp_path / "outcomes.parquet"))
+    new = analyse(tmp_path / "exposures", request, Question(metrics="revenue"), threads=1)
+    assert new.experiment.control == "trope" and new.experiment.treatments == ["control"]
+    asked = analyse(tmp_path / "exposures", request, Question(metrics="revenue", control="control"), threads=1)
+    assert asked.comparisons == old.comparisons
+    write_record(tmp_path / "exposures", logs.shares, control="b")
+    with pytest.raises(ValueError, match=r"control 'b' is no arm; there are trope, control"):
+        analyse(tmp_path / "exposures", request, threads=1)
 
 
 def test_segments_are_the_same_test_on_fewer_users(logs: Logs, tmp_path: Path) -> None:

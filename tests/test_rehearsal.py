@@ -349,6 +349,16 @@ def test_the_command(run: dict[str, Path], tmp_path: Path) -> None:
     assert told["effects"].keys() == set(METRICS)
 
 
+def test_the_first_arm_is_the_control_whatever_its_name(run: dict[str, Path], tmp_path: Path) -> None:
+    arms = [f"--arm=new={run['trope']}", f"--arm=control={run['hstu-trope']}"]
+    given = ["abtest", "simulate", *arms, "--shop", str(run["shop"]), "--in-process", "--days", "10"]
+    done = CliRunner().invoke(app, [*given, "--repetitions", "2", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output + repr(done.exception)
+    assert "no metric of control differs from new" in done.output
+    again = analyse(tmp_path / "out" / EXPOSURES, Request(str(tmp_path / "out" / OUTCOMES)))
+    assert again.experiment.control == "new", "also for those who analyse the files"
+
+
 def test_bad_input_is_one_line(run: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{}")
     (tmp_path / "full").mkdir()

@@ -30,7 +30,7 @@ def analyse(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the report: report.md, report.html, analysis.json, figures.")],
     control: Annotated[
-        str | None, typer.Option(help="The arm to compare with. Default: `control`, else the first arm.")
+        str | None, typer.Option(help="The arm to compare with. Default: the server's first arm.")
     ] = None,
     metrics: Annotated[
         str | None,
