@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from abtest_logs import DAY, SHARES, START, Logs, experiment, write_record
+from abtest_logs import DAY, SHARES, START, Logs, experiment, write_outcomes, write_record
 from scipy import stats
 
 from trope.data.sources.resolve import Request
@@ -168,6 +169,23 @@ def test_csv_and_parquet_agree_and_a_basket_is_an_order(logs: Logs, tmp_path: Pa
     once = analyse(exposures, whole, Question(metrics="conversion", revenue_col="paid", cuped=False), threads=1)
     # One basket for each user: it begins before the experiment for most, who then buy nothing after it.
     assert once.outcomes.used < found.outcomes.used
+
+
+@pytest.mark.parametrize("unit", ["ms", "us"])
+def test_an_order_is_a_second_in_every_unit(unit: str, logs: Logs, tmp_path: Path, found: Analysis) -> None:
+    """The rows of an order a few milliseconds apart."""
+    exposures, _ = logs.write(tmp_path)
+    factor, seen = {"ms": 10**3, "us": 10**6}[unit], Counter[tuple[str, int]]()
+    rows = []
+    for user, item, time, paid in logs.outcomes:
+        rows.append((user, item, time * factor + 7 * seen[user, time], paid))
+        seen[user, time] += 1
+    write_outcomes(tmp_path / "fine.parquet", rows)
+    request = Request(str(tmp_path / "fine.parquet"), time_unit=unit)
+    again = analyse(exposures, request, Question(metrics="orders,items"), threads=1)
+    assert max(seen.values()) > 1
+    for metric in ("orders", "items"):
+        assert readings(again, metric) == readings(found, metric)
 
 
 def test_outcomes_from_before_may_be_another_file(logs: Logs, tmp_path: Path, found: Analysis) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from abtest_logs import DAY, START, Logs, experiment, write_exposures, write_record
 
@@ -61,6 +62,10 @@ BAD_LOGS = [
     (changed(exposures=[("", a, m, f) for _, a, m, f in SEEN]), "exposures without user_id"),
     (changed(outcomes=moved(days=-90)), "all .* precede their user's first exposure"),
     (changed(outcomes=[(f"x{u}", i, START + 9, v) for u, i, _, v in FEW.outcomes]), "is of an exposed user"),
+    (
+        changed(outcomes=[(f"x{u}", i, START - 9, v) for u, i, _, v in FEW.outcomes]),
+        r"is of an exposed user: it has users such as 'xu\d+', and the exposures such as 'u0'; .*ids alike",
+    ),
     (changed(outcomes=[]), "has no events: its files hold no rows"),
     (changed(started=START + 99 * DAY), "all exposures of .* precede the start of the experiment"),
     (changed(started=START - 3_000 * DAY), "days past the start of the experiment"),
@@ -198,10 +203,50 @@ def test_bad_segments_get_one_line(tmp_path: Path) -> None:
         ("user_id\nu1\n", "no column besides 'user_id'"),
         ("user_id,a\nu1,x\nu1,y\n", "names a user twice"),
         ("user_id,a\n" + "".join(f"u{n},{n}\n" for n in range(40)), "column 'a' has over 20 values"),
+        (
+            "user_id,a\n1,x\n2,y\n",
+            r"no exposed user is in .*: it has users such as '1' in column 'user_id', .* as 'u0'",
+        ),
+        ("user_id,a,a\nu1,x,y\n", "has two columns 'a'"),
+        ("user_id,a\nu1,x\n,y\n", "has 1 rows without 'user_id'"),
+        ("", "cannot read .*segments.csv: Empty CSV"),
     ):
         file.write_text(text)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as caught:
             run(tmp_path, FEW, segments=file)
+        assert "\n" not in str(caught.value)
+    file = tmp_path / "segments.parquet"
+    for column in (pa.array([["x"]]), pa.array([b"\xff"])):
+        pq.write_table(pa.table({"user_id": ["u1"], "a": column}), file)
+        with pytest.raises(ValueError, match=r"segments.parquet: column 'a' is .*; cast it first"):
+            run(tmp_path, FEW, segments=file)
+
+
+def test_ids_of_segments_are_text(tmp_path: Path) -> None:
+    """Leading zeros are kept, and NA is a value like any other."""
+
+    def renamed(user: str) -> str:
+        return f"{int(user[1:]):05d}"
+
+    logs = changed(
+        exposures=[(renamed(user), *rest) for user, *rest in SEEN],
+        outcomes=[(renamed(user), *rest) for user, *rest in FEW.outcomes],
+    )
+    file = tmp_path / "segments.csv"
+    file.write_text("user_id,country\n" + "".join(f"{n:05d},{'NA' if n % 2 else 'PL'}\n" for n in range(40)))
+    found = run(tmp_path, logs, metrics="orders", segments=file)
+    assert [(row.value, row.users) for row in found.segments] == [("NA", 20), ("PL", 20)]
+
+
+def test_rows_without_an_amount_are_skipped_if_asked(tmp_path: Path) -> None:
+    one = run(tmp_path, FEW)
+    nan = [("u1", "i", START + 9, float("nan")), ("u2", "i", START + 9, float("inf"))]
+    with pytest.raises(ValueError, match=r"2 rows whose 'revenue' is missing.*--on-bad skip"):
+        run(tmp_path, changed(outcomes=[*FEW.outcomes, *nan]))
+    two = run(tmp_path, None, on_bad="skip")
+    assert two.comparisons == one.comparisons and two.outcomes.rows == one.outcomes.rows
+    with pytest.raises(ValueError, match="'revenue' is missing"):
+        run(tmp_path, changed(outcomes=nan), on_bad="skip")
 
 
 def test_bad_outcomes_are_named_or_skipped(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def _series(source: Source, asked: Metric, design: Design, engine: Engine) -> tu
             f"{design.metric} per visitor is not known; give a log with visits and purchases, and say --event-col "
             "COLUMN and --event TYPE for the purchases"
         )
-    orders = engine.keep(orders_of(table, events.ticks, source))
+    orders = engine.keep(orders_of(table, events.ticks, source, design.on_bad == "skip"))
     late = seen.filter(seen.time >= start)
     users = late.group_by("user").aggregate(first=late.time.min())
     users = joined(users, totals(orders, {"pre_": orders.time < start}), "pre_")
