@@ -152,7 +152,10 @@ def _looks(analysis: Analysis) -> Section:
                 cells = [f"{each.metric.label}, {each.arm}", f"after day {point.day + 1}{word}", percent(point.lift)]
                 rows.append([Cell(text) for text in (*cells, f"{point.z:+.3f}", limit)])
     names = ("Metric", "Look", "Relative lift", "z", "Bound of |z|")
-    text = "The first look, the last one, and the first at which the bound was reached."
+    text = (
+        "The first look, the last one, and the first at which the bound was reached. Bounds are those of each metric "
+        "alone, before Holm: the verdict follows the adjusted p-values."
+    )
     return Section("Looks", text, Grid([Cell(name) for name in names], rows))
 
 
