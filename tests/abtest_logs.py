@@ -19,12 +19,16 @@ SHARES = {"control": 0.5, "trope": 0.5}
 
 @dataclass
 class Logs:
-    """An experiment as rows. exposures: (user, arm, moment, forced). outcomes: (user, item, time, revenue)."""
+    """An experiment as rows. exposures: (user, arm, moment, forced). outcomes: (user, item, time, revenue).
+
+    behind: seconds from the answer to the moment that was asked for.
+    """
 
     exposures: list[tuple[str, str, int, bool]] = field(default_factory=list)
     outcomes: list[tuple[str, str, int, float]] = field(default_factory=list)
     shares: dict[str, float] = field(default_factory=lambda: dict(SHARES))
     started: int = START
+    behind: int = 0
 
     def write(self, folder: Path, files: int = 2) -> tuple[Path, Path]:
         """The folder of exposures and the file of outcomes."""
@@ -32,7 +36,9 @@ class Logs:
         exposures.mkdir(parents=True, exist_ok=True)
         write_record(exposures, self.shares, self.started)
         for number in range(files):
-            write_exposures(exposures / f"exposures-{number}.parquet", self.exposures[number::files])
+            rows = self.exposures[number::files]
+            answered = pa.array([float(row[2] - self.behind) for row in rows], pa.float64())
+            write_exposures(exposures / f"exposures-{number}.parquet", rows, answered=answered)
         write_outcomes(outcomes, self.outcomes)
         return exposures, outcomes
 

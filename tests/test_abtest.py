@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from abtest_logs import DAY, SHARES, START, Logs, experiment
+from abtest_logs import DAY, SHARES, START, Logs, experiment, write_outcomes, write_record
 from scipy import stats
 
 from trope.data.sources.resolve import Request
@@ -170,6 +171,23 @@ def test_csv_and_parquet_agree_and_a_basket_is_an_order(logs: Logs, tmp_path: Pa
     assert once.outcomes.used < found.outcomes.used
 
 
+@pytest.mark.parametrize("unit", ["ms", "us"])
+def test_an_order_is_a_second_in_every_unit(unit: str, logs: Logs, tmp_path: Path, found: Analysis) -> None:
+    """The rows of an order a few milliseconds apart."""
+    exposures, _ = logs.write(tmp_path)
+    factor, seen = {"ms": 10**3, "us": 10**6}[unit], Counter[tuple[str, int]]()
+    rows = []
+    for user, item, time, paid in logs.outcomes:
+        rows.append((user, item, time * factor + 7 * seen[user, time], paid))
+        seen[user, time] += 1
+    write_outcomes(tmp_path / "fine.parquet", rows)
+    request = Request(str(tmp_path / "fine.parquet"), time_unit=unit)
+    again = analyse(exposures, request, Question(metrics="orders,items"), threads=1)
+    assert max(seen.values()) > 1
+    for metric in ("orders", "items"):
+        assert readings(again, metric) == readings(found, metric)
+
+
 def test_outcomes_from_before_may_be_another_file(logs: Logs, tmp_path: Path, found: Analysis) -> None:
     parts = [Logs(logs.exposures, [row for row in logs.outcomes if (row[2] < START) == before]) for before in (0, 1)]
     exposures, outcomes = parts[0].write(tmp_path / "now")
@@ -190,6 +208,21 @@ def test_three_arms_are_each_compared_with_control(tmp_path: Path) -> None:
         assert each.reading.p == pytest.approx(expected[3], rel=CLOSE)
     other = run(logs, tmp_path, Question(metrics="revenue", cuped=False, control="a"))
     assert [each.arm for each in other.comparisons] == ["control", "b"]
+
+
+def test_control_is_the_arm_that_the_server_wrote(tmp_path: Path) -> None:
+    logs = experiment(arms=("trope", "control"), users=200)
+    old = run(logs, tmp_path, Question(metrics="revenue"))
+    assert old.experiment.control == "control", "files without the entry"
+    write_record(tmp_path / "exposures", logs.shares, control="trope")
+    request = Request(str(tmp_path / "outcomes.parquet"))
+    new = analyse(tmp_path / "exposures", request, Question(metrics="revenue"), threads=1)
+    assert new.experiment.control == "trope" and new.experiment.treatments == ["control"]
+    asked = analyse(tmp_path / "exposures", request, Question(metrics="revenue", control="control"), threads=1)
+    assert asked.comparisons == old.comparisons
+    write_record(tmp_path / "exposures", logs.shares, control="b")
+    with pytest.raises(ValueError, match=r"control 'b' is no arm; there are trope, control"):
+        analyse(tmp_path / "exposures", request, threads=1)
 
 
 def test_segments_are_the_same_test_on_fewer_users(logs: Logs, tmp_path: Path) -> None:

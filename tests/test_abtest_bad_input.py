@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from abtest_logs import DAY, START, Logs, experiment, write_exposures, write_record
 
 from trope.data.sources.resolve import Request
 from trope.online.analysis.analyse import Analysis, Question, analyse
 from trope.online.analysis.looks import Plan
+from trope.online.analysis.report import to_page
 from trope.online.analysis.verdict import judge
 
 FEW = experiment(users=40, days=2)
@@ -52,10 +54,18 @@ BAD_LOGS = [
     (changed(started=START * 1000), "started 1700000000000 is after the year 2099; write seconds"),
     (changed(exposures=OF_CONTROL), "no user was exposed to arm 'trope'"),
     (changed(exposures=[(u, a, m, True) for u, a, m, _ in SEEN]), "are forced .*nobody is left"),
+    (
+        changed(exposures=[(u, a, m + 9 * DAY, f) for u, a, m, f in SEEN], behind=9 * DAY),
+        "in milliseconds, or the server",
+    ),
     (changed(exposures=[]), "has no exposures: its Parquet files hold no rows"),
     (changed(exposures=[("", a, m, f) for _, a, m, f in SEEN]), "exposures without user_id"),
     (changed(outcomes=moved(days=-90)), "all .* precede their user's first exposure"),
     (changed(outcomes=[(f"x{u}", i, START + 9, v) for u, i, _, v in FEW.outcomes]), "is of an exposed user"),
+    (
+        changed(outcomes=[(f"x{u}", i, START - 9, v) for u, i, _, v in FEW.outcomes]),
+        r"is of an exposed user: it has users such as 'xu\d+', and the exposures such as 'u0'; .*ids alike",
+    ),
     (changed(outcomes=[]), "has no events: its files hold no rows"),
     (changed(started=START + 99 * DAY), "all exposures of .* precede the start of the experiment"),
     (changed(started=START - 3_000 * DAY), "days past the start of the experiment"),
@@ -81,6 +91,7 @@ def test_bad_logs_get_one_line(logs: Logs, message: str, tmp_path: Path) -> None
         ({"experiment": pa.array(["other"] * 9)}, "9 exposures of another experiment .'other', not 'test'"),
         ({"moment": pa.array([None] * 9, pa.int64())}, "9 exposures without moment"),
         ({"moment": pa.array([-5] * 9, pa.int64())}, "moment -5 is zero or negative"),
+        ({"answered": pa.array(["now"] * 9)}, "column 'answered' as string; it must be numbers"),
     ],
 )
 def test_bad_columns_get_one_line(change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -88,6 +99,43 @@ def test_bad_columns_get_one_line(change: dict[str, object], message: str, tmp_p
     write_exposures(tmp_path / "exposures" / "exposures-9.parquet", rows(9), **change)
     with pytest.raises(ValueError, match=message):
         run(tmp_path)
+
+
+def test_moments_far_after_their_answers_are_left_out(tmp_path: Path) -> None:
+    """One question about next summer neither ends the experiment nor makes looks over."""
+    plan = Plan(looks=30, horizon=30)
+    one = run(tmp_path, experiment(), metrics="orders", plan=plan)
+    late = [(f"u{number}", arm, START + 200 * DAY, False) for number, arm in ((0, "trope"), (999, "control"))]
+    answered = pa.array([START + 9.5] * 2)
+    write_exposures(tmp_path / "exposures" / "exposures-9.parquet", late, answered=answered)
+    two = run(tmp_path, None, metrics="orders", plan=plan)
+    assert two.exposed.ahead == 2 and (two.exposed.exposures, two.exposed.last) == (
+        one.exposed.exposures,
+        one.exposed.last,
+    )
+    assert (two.last_day, two.users, two.comparisons) == (one.last_day, one.users, one.comparisons)
+    assert "2 for moments over a day after they were answered" in dict(to_page(two, judge(two)).facts)["Exposures"]
+    # Up to a day ahead, a list was seen when it was answered.
+    near = [("u0", next(arm for user, arm, _, _ in experiment().exposures if user == "u0"), START + 4 * DAY + 9, False)]
+    write_exposures(tmp_path / "exposures" / "exposures-9.parquet", near, answered=pa.array([START + 4 * DAY - 9.5]))
+    three = run(tmp_path, None, metrics="orders", plan=plan)
+    assert three.exposed.ahead == 0 and three.exposed.last == START + 4 * DAY - 10 and three.last_day == 3
+
+
+def test_exposures_without_answered_and_with_unsigned_moments(tmp_path: Path) -> None:
+    logs = experiment()
+    one = run(tmp_path, logs, metrics="orders")
+    for number in range(2):
+        rows = logs.exposures[number::2]
+        moments = pa.array([row[2] for row in rows], pa.uint64())
+        write_exposures(tmp_path / "exposures" / f"exposures-{number}.parquet", rows, answered=None, moment=moments)
+    two = run(tmp_path, None, metrics="orders")
+    assert two.comparisons == one.comparisons and two.exposed.counts == one.exposed.counts
+    # An exposure before the start is a negative number of seconds after it.
+    write_exposures(
+        tmp_path / "exposures" / "exposures-9.parquet", rows[:1], moment=pa.array([START - 2 * DAY], pa.uint64())
+    )
+    assert "1 exposures precede the assignment" in judge(run(tmp_path, None, metrics="orders")).said
 
 
 def damage_end(folder: Path) -> None:
@@ -155,10 +203,50 @@ def test_bad_segments_get_one_line(tmp_path: Path) -> None:
         ("user_id\nu1\n", "no column besides 'user_id'"),
         ("user_id,a\nu1,x\nu1,y\n", "names a user twice"),
         ("user_id,a\n" + "".join(f"u{n},{n}\n" for n in range(40)), "column 'a' has over 20 values"),
+        (
+            "user_id,a\n1,x\n2,y\n",
+            r"no exposed user is in .*: it has users such as '1' in column 'user_id', .* as 'u0'",
+        ),
+        ("user_id,a,a\nu1,x,y\n", "has two columns 'a'"),
+        ("user_id,a\nu1,x\n,y\n", "has 1 rows without 'user_id'"),
+        ("", "cannot read .*segments.csv: Empty CSV"),
     ):
         file.write_text(text)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as caught:
             run(tmp_path, FEW, segments=file)
+        assert "\n" not in str(caught.value)
+    file = tmp_path / "segments.parquet"
+    for column in (pa.array([["x"]]), pa.array([b"\xff"])):
+        pq.write_table(pa.table({"user_id": ["u1"], "a": column}), file)
+        with pytest.raises(ValueError, match=r"segments.parquet: column 'a' is .*; cast it first"):
+            run(tmp_path, FEW, segments=file)
+
+
+def test_ids_of_segments_are_text(tmp_path: Path) -> None:
+    """Leading zeros are kept, and NA is a value like any other."""
+
+    def renamed(user: str) -> str:
+        return f"{int(user[1:]):05d}"
+
+    logs = changed(
+        exposures=[(renamed(user), *rest) for user, *rest in SEEN],
+        outcomes=[(renamed(user), *rest) for user, *rest in FEW.outcomes],
+    )
+    file = tmp_path / "segments.csv"
+    file.write_text("user_id,country\n" + "".join(f"{n:05d},{'NA' if n % 2 else 'PL'}\n" for n in range(40)))
+    found = run(tmp_path, logs, metrics="orders", segments=file)
+    assert [(row.value, row.users) for row in found.segments] == [("NA", 20), ("PL", 20)]
+
+
+def test_rows_without_an_amount_are_skipped_if_asked(tmp_path: Path) -> None:
+    one = run(tmp_path, FEW)
+    nan = [("u1", "i", START + 9, float("nan")), ("u2", "i", START + 9, float("inf"))]
+    with pytest.raises(ValueError, match=r"2 rows whose 'revenue' is missing.*--on-bad skip"):
+        run(tmp_path, changed(outcomes=[*FEW.outcomes, *nan]))
+    two = run(tmp_path, None, on_bad="skip")
+    assert two.comparisons == one.comparisons and two.outcomes.rows == one.outcomes.rows
+    with pytest.raises(ValueError, match="'revenue' is missing"):
+        run(tmp_path, changed(outcomes=nan), on_bad="skip")
 
 
 def test_bad_outcomes_are_named_or_skipped(tmp_path: Path) -> None:

@@ -8,47 +8,70 @@ import re
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from abtest_logs import DAY, START, write_outcomes
+from abtest_logs import DAY, START
 from scipy import optimize, stats
 
 from trope.cli.main import main
 from trope.data.sources.resolve import Request
 from trope.online.analysis.plan import Design, forecast
+from trope.online.analysis.plan_report import conditions
 from trope.online.analysis.spending import inflation
 
 DAYS = 12
 
 
+Row = tuple[str, str, int, float, str]
+"""User, item, time, revenue, type of event."""
+
+
+def write(path: Path, rows: list[Row]) -> Request:
+    names = ("user_id", "item_id", "timestamp", "revenue", "type")
+    pq.write_table(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))), path)
+    return Request(str(path), event_col="type")
+
+
+def design(metric: str, mde: float = 0.02, **settings: Any) -> Design:
+    return Design(metric, mde, events=("buy",), **settings)
+
+
 @pytest.fixture(scope="module")
-def log() -> list[tuple[str, str, int, float]]:
-    """Twelve days and a second before the end; users differ in appetite."""
+def log() -> list[Row]:
+    """Twelve days and a second before the end; users differ in appetite, and buy on a third of their visits."""
     random = np.random.default_rng(0)
-    rows = []
-    for user, rate in enumerate(random.gamma(1.0, 3.0, 400)):
-        moments = random.integers(START, START + DAYS * DAY, random.poisson(rate))
-        rows += [(f"u{user}", "i", int(moment), float(random.gamma(2, 5))) for moment in moments]
-    rows += [("edge", "i", START, 1.0), ("edge", "i", START + DAYS * DAY - 1, 1.0)]
+    rows: list[Row] = []
+    for user, rate in enumerate(random.gamma(1.0, 6.0, 400)):
+        for moment in random.integers(START, START + DAYS * DAY - 60, random.poisson(rate)).tolist():
+            rows.append((f"u{user}", "i", moment, 0.0, "view"))
+            if random.random() < 1 / 3:
+                rows.append((f"u{user}", "i", moment + 50, float(random.gamma(2, 5)), "buy"))
+    rows += [("edge", "i", START, 1.0, "buy"), ("edge", "i", START + DAYS * DAY - 1, 1.0, "buy")]
     return rows
 
 
 @pytest.fixture(scope="module")
-def file(log: list[tuple[str, str, int, float]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(log: list[Row], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "log.parquet"
-    write_outcomes(path, log)
+    write(path, log)
     return path
 
 
-def users_after(log: list[tuple[str, str, int, float]], days: int) -> tuple[np.ndarray, np.ndarray]:
-    """Revenue of each user of the second half until a day, and revenue of the same users in the first half."""
+@pytest.fixture(scope="module")
+def log_file(file: Path) -> Request:
+    return Request(str(file), event_col="type")
+
+
+def users_after(log: list[Row], days: int) -> tuple[np.ndarray, np.ndarray]:
+    """Revenue of each user who came in the second half until a day, and of the same users in the first half."""
     start = START + DAYS // 2 * DAY
     now: dict[str, float] = defaultdict(float)
     before: dict[str, float] = defaultdict(float)
-    for user, _, time, paid in log:
+    for user, _, time, paid, _ in log:
         if time < start:
             before[user] += paid
         elif time < start + days * DAY:
@@ -68,8 +91,8 @@ def needed(variance: float, effect: float, power: float = 0.8, share: float = 0.
 
 
 @pytest.mark.parametrize(("days", "share"), [(3, 0.5), (6, 0.1)])
-def test_power_is_the_textbooks(log: list[tuple[str, str, int, float]], file: Path, days: int, share: float) -> None:
-    found = forecast(Request(str(file)), Design("revenue", 0.05, share=share)).after(days)
+def test_power_is_the_textbooks(log: list[Row], log_file: Request, days: int, share: float) -> None:
+    found = forecast(log_file, design("revenue", 0.05, share=share)).after(days)
     y, x = users_after(log, days)
     rho2 = np.corrcoef(y, x)[0, 1] ** 2
     assert found.users == len(y) and found.mean == pytest.approx(y.mean(), rel=1e-9)
@@ -79,19 +102,52 @@ def test_power_is_the_textbooks(log: list[tuple[str, str, int, float]], file: Pa
     assert needed(variance, found.detectable * y.mean(), share=share) == pytest.approx(len(y), rel=1e-6)
 
 
-def test_days_are_the_first_with_enough_users(file: Path) -> None:
-    found = forecast(Request(str(file)), Design("revenue", 0.4))
+def test_days_are_the_first_with_enough_users(log_file: Request) -> None:
+    found = forecast(log_file, design("revenue", 0.4))
     assert len(found.rows) == DAYS // 2 and found.days is not None and found.beyond is None
     assert all(row.users < row.needed for row in found.rows[: found.days - 1])
     assert found.after(found.days).users >= found.after(found.days).needed
-    small = forecast(Request(str(file)), Design("revenue", 0.001))
+    small = forecast(log_file, design("revenue", 0.001))
     assert small.days is None and small.beyond is not None and small.beyond > 1_000
 
 
-def test_looks_cost_users(file: Path) -> None:
-    one, five = (forecast(Request(str(file)), Design("revenue", 0.05, looks=looks)).rows[-1] for looks in (1, 5))
+def test_looks_cost_users(log_file: Request) -> None:
+    one, five = (forecast(log_file, design("revenue", 0.05, looks=looks)).rows[-1] for looks in (1, 5))
     factor = inflation([0.2, 0.4, 0.6, 0.8, 1.0], 0.05, 0.8, "obrien-fleming")
     assert five.needed / one.needed == pytest.approx(factor, rel=1e-3) and five.detectable > one.detectable
+
+
+def test_a_lucky_first_day_is_no_plan(tmp_path: Path) -> None:
+    """On the first day almost everybody buys once, so few users seem to suffice; on the next almost nobody buys."""
+    rows: list[Row] = [("edge", "i", START, 0.0, "view"), ("edge", "i", START + 4 * DAY - 1, 0.0, "view")]
+    for day, count, buyers in ((2, 40, 39), (3, 100, 5)):
+        for user in range(count):
+            rows.append((f"{day}-{user}", "i", START + day * DAY + user, 0.0, "view"))
+            if user < buyers:
+                rows.append((f"{day}-{user}", "i", START + day * DAY + user + 9, 1.0, "buy"))
+    found = forecast(write(tmp_path / "log.parquet", rows), design("orders", 0.2))
+    assert found.rows[0].users >= found.rows[0].needed and found.rows[1].users < found.rows[1].needed
+    assert found.days is None and found.beyond is not None
+
+
+def test_a_log_of_orders_is_refused_for_means_per_user(log: list[Row], tmp_path: Path) -> None:
+    orders = write(tmp_path / "log.parquet", [row for row in log if row[4] == "buy"])
+    for metric in ("conversion", "orders", "items", "revenue"):
+        for settings in ({}, {"events": ("buy",)}):
+            with pytest.raises(ValueError, match=r"every user of .* enters with an order.*--event-col") as caught:
+                forecast(orders, Design(metric, 0.1, **settings))  # type: ignore[arg-type]
+            assert "\n" not in str(caught.value)
+    found = forecast(orders, Design("revenue/orders", 0.1))
+    assert found.only_buyers and "users are buyers" in conditions(found)
+
+
+def test_visitors_who_buy_nothing_do_not_change_a_ratio(log: list[Row], tmp_path: Path, log_file: Request) -> None:
+    """Days with enough users are the same; the users are fewer, as they are buyers."""
+    orders = write(tmp_path / "log.parquet", [row for row in log if row[4] == "buy"])
+    some, every = forecast(orders, Design("revenue/orders", 0.1)), forecast(log_file, design("revenue/orders", 0.1))
+    one, other = some.rows[-1], every.rows[-1]
+    assert not every.only_buyers and one.users < other.users and one.mean == pytest.approx(other.mean, rel=1e-9)
+    assert one.detectable == pytest.approx(other.detectable, rel=0.02)
 
 
 def test_visits_and_purchases_in_one_log(tmp_path: Path) -> None:
@@ -115,7 +171,6 @@ def test_visits_and_purchases_in_one_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--metric", "conversion"], "conversion is 1 for every user.*does LOG hold orders only"),
         (["--metric", "orders/exposures"], "a log has no exposures"),
         (["--metric", "clicks"], "unknown metric 'clicks'"),
         (["--mde", "0"], "--mde must lie between 0 and 10"),
@@ -130,7 +185,8 @@ def test_visits_and_purchases_in_one_log(tmp_path: Path) -> None:
 def test_bad_plans_get_one_line(
     words: list[str], message: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["trope", "abtest", "plan", str(file), *words])
+    events = [] if "--event" in words else ["--event-col", "type", "--event", "buy"]
+    monkeypatch.setattr(sys, "argv", ["trope", "abtest", "plan", str(file), *events, *words])
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 2
@@ -139,9 +195,9 @@ def test_bad_plans_get_one_line(
 
 
 def test_a_log_of_one_day_is_too_short(tmp_path: Path) -> None:
-    write_outcomes(tmp_path / "log.parquet", [("a", "i", START, 1.0), ("b", "i", START + DAY, 1.0)])
+    log = write(tmp_path / "log.parquet", [("a", "i", START, 1.0, "buy"), ("b", "i", START + DAY, 1.0, "view")])
     with pytest.raises(ValueError, match="too short to plan with: its halves have 0 days, 2 are needed"):
-        forecast(Request(str(tmp_path / "log.parquet")), Design("revenue"))
+        forecast(log, design("revenue"))
 
 
 def test_command(
@@ -153,6 +209,10 @@ def test_command(
         "abtest",
         "plan",
         str(file),
+        "--event-col",
+        "type",
+        "--event",
+        "buy",
         "--metric",
         "revenue",
         "--mde",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from scipy import optimize, stats
 
 from trope.online.analysis import always
 from trope.online.analysis.looks import Plan
-from trope.online.analysis.spending import bounds, inflation, repeated_p, spent, stopping
+from trope.online.analysis.spending import _rule, bounds, inflation, repeated_p, spent, stopping
 
 # Jennison and Turnbull (2000), tables 2.1 and 2.3: constants of two-sided tests with K equally spaced looks.
 POCOCK = {
@@ -106,6 +107,16 @@ def test_repeated_p_is_the_level_of_the_bound() -> None:
         z = [0.0, 0.0, limits[2] + 1e-9, 0.0]
         assert repeated_p(z, times[:4], times[:4], "obrien-fleming") == pytest.approx(alpha, rel=2e-4)
     assert repeated_p([0.0], [0.5], [0.5], "pocock") == 1.0
+
+
+def test_looks_without_new_information_are_quick() -> None:
+    """Information that stands still makes short steps and many nodes; whole rules of them took two minutes."""
+    levels = [*range(1, 7), *(6 * 1.001**step for step in range(1, 25))]
+    began = time.process_time()
+    assert repeated_p([0.5] * 30, levels, even(30), "obrien-fleming") == pytest.approx(0.62244, abs=1e-4)
+    assert time.process_time() - began < 30
+    nodes, weights = _rule(100)
+    assert (np.diff(nodes) > 0).all() and weights @ nodes**10 == pytest.approx(2 / 11, rel=1e-13)
 
 
 def test_confidence_sequence_is_the_normal_mixture() -> None:

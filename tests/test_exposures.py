@@ -191,6 +191,7 @@ def test_an_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     said = json.loads((tmp_path / EXPERIMENT).read_text())
     assert said == {
         "format": 1, "name": "spring", "salt": "spring", "started": 100,
+        "control": "a",
         "arms": {"a": {"share": 0.25, "model": "v1"}, "b": {"share": 0.75, "model": "v2"}},
     }  # fmt: skip
     again = open_experiment(tmp_path, "spring", {"a": 25, "b": 75}, now=999)

@@ -25,7 +25,7 @@ from trope.online.simulation.answers import ByArm, InProcess, open_arms
 from trope.online.simulation.loop import PAUSE, Outcome, buying_chances, simulate
 from trope.online.simulation.over_http import OverHttp
 from trope.online.simulation.population import Ints, Population, read_shop
-from trope.online.simulation.record import EXPOSURES, OUTCOMES, places_of
+from trope.online.simulation.record import EXPOSURES, OUTCOMES, move_answers, places_of
 from trope.online.simulation.rehearsal import make_experiment, rehearse
 from trope.online.simulation.traffic import Traffic
 from trope.online.simulation.truth import METRICS, true_effects
@@ -305,6 +305,12 @@ def test_a_server_shows_what_the_process_shows(
     rows = [row for file in (tmp_path / "shown").glob("*.parquet") for row in pq.read_table(file).to_pylist()]
     assert [row["moment"] for row in rows] == traffic.time.tolist()
     assert [row["items"] for row in rows] == [[str(item) for item in slate] for slate in here.slates.tolist()]
+    # The server's clock is not the shop's: the files of a rehearsal have the shop's time alone.
+    assert all(row["answered"] != row["moment"] for row in rows)
+    move_answers(tmp_path / "shown")
+    moved = [row for file in (tmp_path / "shown").glob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    assert moved == [{**row, "answered": float(row["moment"])} for row in rows]
+    assert all(pq.read_schema(file).equals(schema()) for file in (tmp_path / "shown").glob("*.parquet"))
 
 
 def test_daily_counts_change_few_slates(run: dict[str, Path], small: Population) -> None:
@@ -341,6 +347,16 @@ def test_the_command(run: dict[str, Path], tmp_path: Path) -> None:
     assert "The truth: everybody in one arm, 2 repetitions" in done.output
     told = json.loads((tmp_path / "out" / "truth.json").read_text())
     assert told["effects"].keys() == set(METRICS)
+
+
+def test_the_first_arm_is_the_control_whatever_its_name(run: dict[str, Path], tmp_path: Path) -> None:
+    arms = [f"--arm=new={run['trope']}", f"--arm=control={run['hstu-trope']}"]
+    given = ["abtest", "simulate", *arms, "--shop", str(run["shop"]), "--in-process", "--days", "10"]
+    done = CliRunner().invoke(app, [*given, "--repetitions", "2", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output + repr(done.exception)
+    assert "no metric of control differs from new" in done.output
+    again = analyse(tmp_path / "out" / EXPOSURES, Request(str(tmp_path / "out" / OUTCOMES)))
+    assert again.experiment.control == "new", "also for those who analyse the files"
 
 
 def test_bad_input_is_one_line(run: dict[str, Path], tmp_path: Path) -> None:

@@ -121,16 +121,19 @@ def test_events_reach_every_arm(start: Start) -> None:
             assert answer["from"] == "model" and "item 3" not in [entry["item_id"] for entry in answer["items"]]
 
 
-def test_a_sweep_is_logged_by_moment_and_a_history_is_not(start: Start, tmp_path: Path) -> None:
+def test_only_a_list_for_one_moment_of_a_user_is_logged(start: Start, tmp_path: Path) -> None:
+    """A sweep is a preview, as a timeline is; a history has no user."""
     with start() as client:
-        ask_two = {"user_id": "u01", "moments": [NOW, NOW + 9], "k": 2}
-        swept = client.post("/recommend", json=ask_two).json()
+        swept = client.post("/recommend", json={"user_id": "u01", "moments": [NOW, NOW + 9], "k": 2}).json()
+        assert swept["request_id"] and len(swept["moments"]) == 2
+        one = client.post("/recommend", json={"user_id": "u01", "moments": [NOW + 5], "k": 2}).json()
         without = ask(client, history=[{"item_id": "item 3", "timestamp": NOW - 9}])
         assert without["arm"] == "control"
         client.get(f"/users/u02/timeline?from={NOW - 99}&to={NOW}&steps=2")
         assert client.post("/timeline", json={"user_id": "u02", "moments": [NOW]}).status_code == 200
     rows = shown(tmp_path)
-    assert [(row["request_id"], row["moment"]) for row in rows] == [(swept["request_id"], t) for t in (NOW, NOW + 9)]
+    assert [(row["request_id"], row["moment"]) for row in rows] == [(one["request_id"], NOW + 5)]
+    assert rows[0]["items"] == [entry["item_id"] for entry in one["moments"][0]["items"]]
 
 
 def test_an_override_needs_leave_and_is_logged_as_forced(start: Start, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def analyse(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the report: report.md, report.html, analysis.json, figures.")],
     control: Annotated[
-        str | None, typer.Option(help="The arm to compare with. Default: `control`, else the first arm.")
+        str | None, typer.Option(help="The arm to compare with. Default: the server's first arm.")
     ] = None,
     metrics: Annotated[
         str | None,
@@ -163,7 +163,9 @@ def _report(analysis: Analysis, verdict: Verdict, out: Path) -> None:
 
 @abtest.command()
 def plan(
-    log: Annotated[str, typer.Argument(help="A file, folder or glob of Parquet, CSV or JSON lines: the shop's log.")],
+    log: Annotated[
+        str, typer.Argument(help="A file, folder or glob of Parquet, CSV or JSON lines: visits and purchases.")
+    ],
     metric: Annotated[
         str, typer.Option(help="conversion, orders, items, revenue, or a ratio such as revenue/orders.")
     ] = "orders",

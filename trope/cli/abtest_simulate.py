@@ -40,7 +40,7 @@ def simulate(
     from trope.data.sources.resolve import Request
     from trope.environment import describe
     from trope.experiments.report.screen import screen
-    from trope.online.analysis.analyse import analyse
+    from trope.online.analysis.analyse import Question, analyse
     from trope.online.analysis.report import show, to_page
     from trope.online.analysis.verdict import judge
     from trope.online.assignment import read_arms
@@ -67,7 +67,8 @@ def simulate(
     orders = int((played.outcome.place >= 0).sum())
     typer.echo(f"{len(played.traffic):,} visits in {days} days, {orders:,} orders: {out}")
     request = Request(str(out / OUTCOMES))
-    analysis = analyse(out / EXPOSURES, request, memory="1GB", work=out)
+    # The true effect is that of the second arm against the first, whatever their names.
+    analysis = analyse(out / EXPOSURES, request, Question(control=next(iter(runs))), memory="1GB", work=out)
     console = screen()
     show(to_page(analysis, judge(analysis)), console)
     with tqdm(total=repetitions, desc="true effect", unit=" repetitions", leave=False) as bar:

@@ -1,6 +1,6 @@
 """What was shown: the folder of an experiment's exposures, as the server writes it and the analysis reads it.
 
-experiment.json        {"format": 1, "name", "salt", "started", "arms": {name: {"share", "model"}}}
+experiment.json        {"format": 1, "name", "salt", "started", "control", "arms": {name: {"share", "model"}}}
 exposures-*.parquet    one row for each list that was shown; see `schema`. A file is whole or absent
 .exposures-*.jsonl     rows that are not in a Parquet file yet (`trope.online.exposure_log`); readers ignore it
 """
@@ -66,7 +66,10 @@ def write_parquet(path: Path, table: Any) -> None:
 def write_experiment(folder: Path, experiment: Experiment, models: Mapping[str, str]) -> None:
     """Write experiment.json. models: version of the weights, by arm."""
     arms = {arm: {"share": share, "model": models[arm]} for arm, share in experiment.shares.items()}
-    said = {"format": FORMAT, "name": experiment.name, "salt": experiment.salt, "started": experiment.started}
+    said = {
+        "format": FORMAT, "name": experiment.name, "salt": experiment.salt, "started": experiment.started,
+        "control": experiment.control,
+    }  # fmt: skip
     with atomic_file(folder / EXPERIMENT) as partial:
         partial.write_text(json.dumps({**said, "arms": arms}, indent=2) + "\n", encoding="utf-8")
 

@@ -58,19 +58,20 @@ class Trial:
         return self.experiment.control if question.user is None else self.experiment.arm_of(question.user)
 
     def sign(self, question: Question, said: dict[str, Any], *, is_shown: bool) -> None:
-        """Write arm and request id into an answer, and log it if it is shown to a user."""
+        """Write arm and request id into an answer, and log it if it is shown to a user.
+
+        A question with several moments is a preview: nobody is shown all of its lists.
+        """
         said["arm"], said["request_id"] = self.arm_of(question), f"{self._begin}-{next(self._numbers)}"
-        if not is_shown or question.user is None:
+        if not is_shown or question.user is None or len(question.moments) != 1:
             return
         answered, is_forced = time.time(), question.arm is not None
-        rows = [
-            Exposure(
-                said["request_id"], self.experiment.name, question.user, said["arm"], part["moment"], answered,
-                [str(entry["item_id"]) for entry in part["items"]], said["model"], is_forced,
-            )
-            for part in said.get("moments", (said,))
-        ]  # fmt: skip
-        self.exposures.add(rows)
+        (part,) = said.get("moments", (said,))
+        row = Exposure(
+            said["request_id"], self.experiment.name, question.user, said["arm"], part["moment"], answered,
+            [str(entry["item_id"]) for entry in part["items"]], said["model"], is_forced,
+        )  # fmt: skip
+        self.exposures.add([row])
 
     def describe(self, models: Mapping[str, Served]) -> dict[str, Any]:
         """For `GET /model`. models: those that are served now."""

@@ -26,9 +26,11 @@ from trope.online.analysis.moments import Moments, added, read_days, read_moment
 from trope.online.analysis.outcomes import SUMS, Outcomes, find_outcomes, read_outcomes, with_conversion
 from trope.online.analysis.segments import add_segments
 from trope.online.analysis.traffic import Check, checks
-from trope.times import DAY
+from trope.times import DAY, HOUR
 
 MOST_DAYS = 1_000
+END = HOUR
+"""A day is over when the logs reach its last hour: they may stop with the experiment, shortly before a day ends."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,10 @@ class SegmentRow:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The result. users: per arm. last_day: the last day with data, from 0. engine: its name and version."""
+    """The result. users: per arm. last_day: the last day with data, from 0. engine: its name and version.
+
+    over: the last day that is over, -1 where none is.
+    """
 
     experiment: Experiment
     question: Question
@@ -90,6 +95,7 @@ class Analysis:
     comparisons: list[Comparison]
     segments: list[SegmentRow]
     last_day: int
+    over: int
     engine: str
 
     def of(self, metric: str, arm: str | None = None) -> Comparison:
@@ -143,7 +149,8 @@ def _analysis(
     work: Path,
     request: Request,
 ) -> Analysis:
-    last = (max(exposed.last, outcomes.last) - experiment.started) // DAY
+    since = max(exposed.last, outcomes.last) - experiment.started
+    last, over = since // DAY, (since + END) // DAY - 1
     if last >= MOST_DAYS:
         raise ValueError(
             f"the logs reach {last:,} days past the start of the experiment; at most {MOST_DAYS:,} are analysed: "
@@ -163,7 +170,9 @@ def _analysis(
         for arm, place in arms.items():
             series[arm][-1] = added(moments for (found, _), moments in totals.items() if found == place)
     found: dict[tuple[str, Metric], Reading] = {
-        (arm, metric): read_plan(question.plan, metric, series[experiment.control], series[arm], question.alpha, cuped)
+        (arm, metric): read_plan(
+            question.plan, metric, series[experiment.control], series[arm], question.alpha, cuped, over
+        )
         for arm in experiment.treatments
         for metric in metrics
     }
@@ -183,6 +192,7 @@ def _analysis(
         [Comparison(arm, metric, reading, adjusted[arm, metric]) for (arm, metric), reading in found.items()],
         segments,
         last,
+        over,
         engine.label,
     )
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 import tea_tasting as tt
 from tea_tasting.aggr import Aggregates
 from tea_tasting.experiment import ExperimentResult
+from tea_tasting.metrics.mean import MeanResult
 
 from trope.online.analysis.metrics import Metric
 from trope.online.analysis.moments import Moments
@@ -22,14 +23,19 @@ from trope.online.analysis.moments import Moments
 Key = TypeVar("Key")
 LEAST_USERS = 2
 """Fewest users of an arm that have a variance."""
+# Below this share of its mean square, a variance is what rounding leaves of zero.
+_STILL = 1e-12
+# A covariate that leaves less than this share of the variance is a copy of the metric.
+_COPY = 1e-9
 
 
 @dataclass(frozen=True)
 class Estimate:
     """One metric of one arm against control.
 
-    control, treatment: the means (adjusted where CUPED was used). lift, low, high: relative, 0.01 is 1 %.
-    p: two-sided. z: the difference over its standard error. log_se: standard error of log(treatment / control).
+    control, treatment: the means (adjusted where CUPED was used). lift, low, high: relative, 0.01 is 1 %; NaN where a
+    mean is negative or control's is zero. p: two-sided. z: the difference over its standard error. se: that error.
+    log_se: standard error of log(treatment / control), NaN where a mean is not above zero.
     reduction: the share of the variance that CUPED removed, None without CUPED. plain_lift, plain_p: without CUPED.
     """
 
@@ -40,6 +46,7 @@ class Estimate:
     high: float
     p: float
     z: float
+    se: float
     log_se: float
     reduction: float | None
     plain_lift: float
@@ -56,29 +63,53 @@ def compare(metric: Metric, control: Moments, treatment: Moments, alpha: float, 
     if min(control.count, treatment.count) < LEAST_USERS:
         return _unknown()
     first, second = control.aggregates(), treatment.aggregates()
-    still = all(arm.var(metric.numer) == 0 for arm in (first, second))
+    still = not any(varies(arm, metric.numer, metric.denom) for arm in (first, second))
     if still or any(arm.mean(metric.denom) == 0 for arm in (first, second)):
         return _unknown(*(_mean(arm, metric) for arm in (first, second)))
     plain = _test(metric, (), alpha).analyze_aggregates(first, second)
-    covariates = metric.covariates if cuped and _varies(metric, control, treatment) else ()
+    covariates = metric.covariates if cuped and predicts(first + second, metric) else ()
     found = _test(metric, covariates, alpha).analyze_aggregates(first, second) if covariates else plain
     if not (math.isfinite(found.pvalue) and math.isfinite(found.statistic)):
         return _unknown(float(found.control), float(found.treatment))
     se, log_se = _errors(metric, covariates, first, second)
     reduction = 1 - (se / _errors(metric, (), first, second)[0]) ** 2 if covariates else None
+    has_interval = found.control > 0 and found.treatment > 0
     return Estimate(
         float(found.control),
         float(found.treatment),
-        float(found.rel_effect_size),
-        float(found.rel_effect_size_ci_lower),
-        float(found.rel_effect_size_ci_upper),
+        _lift(found),
+        float(found.rel_effect_size_ci_lower) if has_interval else math.nan,
+        float(found.rel_effect_size_ci_upper) if has_interval else math.nan,
         float(found.pvalue),
         float(found.statistic),
-        log_se,
+        se,
+        log_se if has_interval else math.nan,
         reduction,
-        float(plain.rel_effect_size),
+        _lift(plain),
         float(plain.pvalue),
     )
+
+
+def varies(arm: Aggregates, numer: str, denom: str | None = None) -> bool:
+    """Whether a mean, or a ratio of two sums, varies between users by more than rounding (delta method)."""
+    top, bottom = arm.mean(numer), arm.mean(denom)
+    if bottom == 0:
+        return False
+    ratio = top / bottom
+    size = arm.var(numer) + top**2 + (0 if denom is None else ratio**2 * (arm.var(denom) + bottom**2))
+    return bool(arm.ratio_var(numer, denom) * bottom**2 > _STILL * size)
+
+
+def predicts(users: Aggregates, metric: Metric) -> bool:
+    """Whether CUPED can use the metric's covariates. A constant predicts nothing, and a copy would leave no error."""
+    if not metric.covariates:
+        return False
+    numer, denom = (*metric.covariates, None)[:2]
+    assert numer is not None
+    if not varies(users, numer, denom):
+        return False
+    explained = users.ratio_cov(metric.numer, metric.denom, numer, denom) ** 2 / users.ratio_var(numer, denom)
+    return bool(users.ratio_var(metric.numer, metric.denom) > explained * (1 + _COPY))
 
 
 def holm(p_values: Mapping[Key, float], alpha: float) -> dict[Key, float]:
@@ -111,14 +142,11 @@ def _mean(arm: Aggregates, metric: Metric) -> float:
     return float(arm.mean(metric.numer) / bottom) if bottom else math.nan
 
 
-def _varies(metric: Metric, *arms: Moments) -> bool:
-    """Whether every covariate of the metric varies between users: a constant predicts nothing."""
-    for name in metric.covariates:
-        if all(arm.aggregates().var(name) == 0 for arm in arms):
-            return False
-    return bool(metric.covariates)
+def _lift(found: MeanResult) -> float:
+    """The relative lift. A ratio to zero or to a loss says nothing, and neither does the ratio of a loss."""
+    return float(found.rel_effect_size) if found.control > 0 and found.treatment >= 0 else math.nan
 
 
 def _unknown(control: float = math.nan, treatment: float = math.nan) -> Estimate:
     lost = math.nan
-    return Estimate(control, treatment, lost, lost, lost, lost, lost, lost, None, lost, lost)
+    return Estimate(control, treatment, lost, lost, lost, lost, lost, lost, lost, None, lost, lost)

@@ -42,7 +42,10 @@ class Experiment:
 
 
 def read_experiment(folder: Path, control: str | None = None) -> Experiment:
-    """The experiment of a folder of exposures. control: the name of an arm, by default `control` or the first arm."""
+    """The experiment of a folder of exposures.
+
+    control: the name of an arm, by default the one that the file names; in older files `control` or the first arm.
+    """
     path = folder / RECORD
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder at {folder}; EXPOSURES is the folder that `trope serve --exposures` wrote")
@@ -63,7 +66,7 @@ def read_experiment(folder: Path, control: str | None = None) -> Experiment:
     if started >= FAR_FUTURE:
         raise ValueError(f"{path}: started {started:.0f} is after the year 2099; write seconds, not milliseconds")
     arms = _arms(path, found.get("arms"))
-    return Experiment(name, math.floor(started), arms, _control(path, list(arms), control))
+    return Experiment(name, math.floor(started), arms, _control(path, list(arms), control, found.get("control")))
 
 
 def _arms(path: Path, found: Any) -> dict[str, Arm]:
@@ -79,7 +82,11 @@ def _arms(path: Path, found: Any) -> dict[str, Arm]:
     return {name: Arm(share / total, str(found[name].get("model", ""))) for name, share in shares.items()}
 
 
-def _control(path: Path, arms: list[str], asked: str | None) -> str:
+def _control(path: Path, arms: list[str], asked: str | None, written: Any) -> str:
+    if asked is None and written is not None:
+        if written not in arms:
+            raise ValueError(f"{path}: control {written!r} is no arm; there are {', '.join(arms)}")
+        return str(written)
     if asked is None:
         return "control" if "control" in arms else arms[0]
     if asked not in arms:

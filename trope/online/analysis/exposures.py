@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ibis
+import ibis.expr.datatypes as dt
 import ibis.expr.types as ir
 import pyarrow as pa
 
@@ -21,7 +22,12 @@ from trope.times import DAY, HOUR, say_moment
 
 PATTERN = "exposures-*.parquet"
 COLUMNS = ("experiment", "user_id", "arm", "moment", "forced")
-_KINDS = {"experiment": "text", "user_id": "text", "arm": "text", "moment": "whole numbers", "forced": "true or false"}
+ANSWERED = "answered"
+"""When the server answered. Logs of other servers may lack this column."""
+AHEAD = DAY
+"""How far a moment may lie behind its answer. What is asked for later moments is a preview: nobody saw it then."""
+_KINDS = {"experiment": "text", "user_id": "text", "arm": "text", "moment": "whole numbers", "forced": "true or false",
+          ANSWERED: "numbers"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,9 @@ class Exposed:
     """Users who were exposed. users: columns `user`, `arm` (its place in `Experiment.names`), `first`, `exposures`.
 
     scan: all exposures that count, columns `user` and `moment`, not computed yet.
-    exposures, forced: rows used, and rows left out because somebody chose the arm by hand. early: exposures before the
-    experiment started. last: the last exposure's moment.
+    exposures, forced: rows used, and rows left out because somebody chose the arm by hand. ahead: rows left out because
+    their moment is over a day after the answer. early: exposures before the experiment started. last: the last
+    exposure's moment, which is never after its answer.
     counts: (arm, day, hour) of the first exposure -> users; the day counts from the start, the hour is of the day, UTC.
     """
 
@@ -38,6 +45,7 @@ class Exposed:
     scan: ir.Table
     exposures: int
     forced: int
+    ahead: int
     early: int
     last: int
     counts: dict[tuple[int, int, int], int]
@@ -53,8 +61,10 @@ def find_exposures(folder: Path) -> tuple[Path, ...]:
         raise FileNotFoundError(f"no {PATTERN} in {folder}; has the server answered anybody yet?")
     for file in files:
         found = parquet.schema(file)
-        for column in COLUMNS:
+        for column in (*COLUMNS, ANSWERED):
             if column not in found.names:
+                if column == ANSWERED:
+                    continue
                 raise ValueError(f"{file} has no column {column!r}; it has {', '.join(found.names)}")
             if not _is_kind(column, found.field(column).type):
                 raise ValueError(
@@ -65,9 +75,11 @@ def find_exposures(folder: Path) -> tuple[Path, ...]:
 
 def read_exposures(folder: Path, experiment: Experiment, engine: Engine) -> Exposed:
     """Reduce a folder of exposures to users, and refuse what cannot be analysed."""
-    scan = engine.scan(find_exposures(folder), COLUMNS)
+    scan = _scan(find_exposures(folder), engine)
     codes = [(scan.arm == arm, place) for place, arm in enumerate(experiment.names)]
-    scan = scan.mutate(user=scan.user_id, code=ibis.cases(*codes, else_=-1).cast("int32"), used=~scan.forced)
+    scan = scan.mutate(
+        user=scan.user_id, code=ibis.cases(*codes, else_=-1).cast("int32"), used=~scan.forced & ~scan.ahead
+    )
     facts = _facts(scan, experiment)
     _check(facts, scan, folder, experiment)
     used = scan.filter(scan.used) if facts["exposures"] < facts["rows"] else scan
@@ -84,16 +96,31 @@ def read_exposures(folder: Path, experiment: Experiment, engine: Engine) -> Expo
             f"no user was exposed to arm {empty[0]!r} of {folder}; "
             f"there is nothing to compare ({facts['exposures']:,} exposures of the other arms)"
         )
-    forced = facts["rows"] - facts["exposures"]
     return Exposed(
         users.drop("other"),
         used.select("user", "moment"),
         facts["exposures"],
-        forced,
+        facts["rows"] - facts["exposures"] - facts["ahead"],
+        facts["ahead"],
         facts["early"],
         facts["last"],
         counts,
     )
+
+
+def _scan(files: tuple[Path, ...], engine: Engine) -> ir.Table:
+    """The rows, with `ahead`. A list was seen when it was answered, even where it was asked for a later moment."""
+    has_answered = all(ANSWERED in parquet.schema(file).names for file in files)
+    scan = engine.scan(files, (*COLUMNS, ANSWERED) if has_answered else COLUMNS)
+    if scan.moment.type() != dt.int64:  # differences of unsigned numbers would not fit
+        scan = scan.mutate(moment=scan.moment.try_cast("int64"))
+    if not has_answered:
+        return scan.mutate(ahead=ibis.literal(False))
+    moment, answered = scan.moment.cast("float64"), scan.answered.cast("float64")
+    ahead = (moment > answered + AHEAD).fill_null(False)
+    # Where `answered` is missing or NaN, the comparison is not true and the moment stays.
+    seen = ibis.ifelse((answered < moment).fill_null(False), answered.floor(), moment).cast("int64")
+    return scan.mutate(ahead=ahead, moment=seen)
 
 
 def _facts(scan: ir.Table, experiment: Experiment) -> dict[str, int]:
@@ -103,6 +130,7 @@ def _facts(scan: ir.Table, experiment: Experiment) -> dict[str, int]:
         scan.aggregate(
             rows=scan.count(),
             exposures=used.cast("int64").sum(),
+            ahead=(~scan.forced & scan.ahead).cast("int64").sum(),
             early=(used & (scan.moment < experiment.started)).cast("int64").sum(),
             foreign=_is_foreign(scan, experiment).cast("int64").sum(),
             no_time=scan.moment.isnull().cast("int64").sum(),
@@ -133,6 +161,11 @@ def _check(facts: dict[str, int], scan: ir.Table, folder: Path, experiment: Expe
     for what, missing in (("moment", "no_time"), ("forced", "no_flag")):
         if facts[missing]:
             raise ValueError(f"{folder} has {facts[missing]:,} exposures without {what}; mend or remove those rows")
+    if not facts["exposures"] and facts["ahead"]:
+        raise ValueError(
+            f"{facts['ahead']:,} exposures of {folder} are for moments over a day after they were answered, and no "
+            "other is left; is `moment` in milliseconds, or the server's clock wrong?"
+        )
     if not facts["exposures"]:
         raise ValueError(f"all {facts['rows']:,} exposures of {folder} are forced (tests by hand); nobody is left")
     if facts["unknown"]:
@@ -188,4 +221,6 @@ def _is_kind(column: str, kind: pa.DataType) -> bool:
         return pa.types.is_integer(kind)
     if column == "forced":
         return pa.types.is_boolean(kind)
+    if column == ANSWERED:
+        return pa.types.is_integer(kind) or pa.types.is_floating(kind)
     return parquet.is_text(kind)

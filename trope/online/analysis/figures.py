@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _COLOURS = (BLUE, VERMILION, GREEN, PURPLE)
 _MARKS = ("o", "s", "D", "^")
 _MOST_PANELS = 4
+_MOST_SEGMENTS = 40
 _INTERVALS = {
     "fixed": "Bars are intervals of a single test.",
     "group-sequential": "Bars are repeated intervals: they hold at all planned looks together.",
@@ -29,7 +30,7 @@ def draw(analysis: Analysis, title: str) -> list[Drawn]:
 
 
 def _forest(analysis: Analysis, title: str) -> Drawn:
-    """One row for each comparison, and below them one for each segment."""
+    """One row for each comparison, and below them one for each of the first segments."""
     rows: list[tuple[str, float, float, float, bool, int]] = []
     alpha, arms = analysis.question.alpha, analysis.experiment.treatments
     several = len(arms) > 1
@@ -40,7 +41,7 @@ def _forest(analysis: Analysis, title: str) -> Drawn:
             (name, reading.estimate.lift, reading.low, reading.high, each.adjusted < alpha, arms.index(each.arm))
         )
     top = len(rows)
-    for row in analysis.segments:
+    for row in analysis.segments[:_MOST_SEGMENTS]:
         name = f"{row.metric.label}, {row.column} {row.value}" + (f", {row.arm}" if several else "")
         found = row.estimate
         rows.append((name, found.lift, found.low, found.high, row.adjusted < alpha, arms.index(row.arm)))
@@ -51,7 +52,8 @@ def _forest(analysis: Analysis, title: str) -> Drawn:
     axes = figure.subplots()
     for place, (_, lift, low, high, strong, arm) in enumerate(rows):
         if not all(map(math.isfinite, (lift, low, high))):
-            axes.text(0, place, "not known", va="center", color=GREY)
+            text = f"{percent(lift)}, no interval" if math.isfinite(lift) else "no lift"
+            axes.text(0, place, text, va="center", color=GREY)
             continue
         colour = _COLOURS[arm % len(_COLOURS)]
         axes.plot([100 * low, 100 * high], [place, place], color=colour, lw=3 if strong else 1.6, solid_capstyle="butt")
@@ -68,6 +70,9 @@ def _forest(analysis: Analysis, title: str) -> Drawn:
     axes.margins(x=0.12)
     axes.set_xlabel(f"relative lift against {analysis.experiment.control} (%)")
     caption = f"{_INTERVALS[analysis.question.plan.kind]} Filled marks and stars: adjusted p below {alpha:g}."
+    left = len(analysis.segments) - _MOST_SEGMENTS
+    if left > 0:
+        caption += f" {left} rows of segments are left out; the table has all."
     return finish("forest", figure, title, caption)
 
 

@@ -44,7 +44,7 @@ class Plan:
         return "always" if self.always else "fixed" if self.looks is None else "group-sequential"
 
     def days(self, last: int) -> list[int]:
-        """The days, counted from 0, after which one looked, up to the last day with data."""
+        """The days, counted from 0, after which one looked, up to the last day that counts."""
         if self.looks is None or self.horizon is None:
             return list(range(last + 1)) if self.always else [last]
         planned = [math.ceil(look * self.horizon / self.looks) - 1 for look in range(1, self.looks + 1)]
@@ -67,7 +67,8 @@ class Point:
 class Reading:
     """What the plan allows to say now. estimate: after the last look; p, low, high: valid under the plan.
 
-    crossed: the first look's day at which the bound was reached, None if none was.
+    crossed: the first look's day at which the bound was reached, None if none was. decided: the estimate of that look.
+    few: looks that were skipped because an arm had fewer than LEAST_TO_LOOK users.
     """
 
     estimate: Estimate
@@ -76,12 +77,13 @@ class Reading:
     high: float
     points: list[Point]
     crossed: int | None
+    decided: Estimate | None = None
+    few: int = 0
 
     @property
     def rises(self) -> bool:
         """Whether the arm is above control, at the look that decided where there was one."""
-        decided = [point.z for point in self.points if point.day == self.crossed]
-        return (decided[0] if decided else self.estimate.z) > 0
+        return (self.decided or self.estimate).z > 0
 
 
 def cumulated(days: Mapping[tuple[int, int], Moments], arm: int, last: int) -> list[Moments]:
@@ -96,25 +98,34 @@ def cumulated(days: Mapping[tuple[int, int], Moments], arm: int, last: int) -> l
 
 
 def read_plan(
-    plan: Plan, metric: Metric, control: Sequence[Moments], treatment: Sequence[Moments], alpha: float, cuped: bool
+    plan: Plan,
+    metric: Metric,
+    control: Sequence[Moments],
+    treatment: Sequence[Moments],
+    alpha: float,
+    cuped: bool,
+    over: int | None = None,
 ) -> Reading:
-    """Apply the plan to one metric of one arm. control, treatment: moments after each day."""
+    """Apply the plan to one metric of one arm.
+
+    control, treatment: moments after each day. over: the last day that is over, by default the last one; planned looks
+    of later days are still to come.
+    """
     last = len(control) - 1
-    looks = plan.days(last)
+    looks = plan.days(last if over is None or plan.kind != "group-sequential" else over)
     needed = {*looks, last} if plan.kind == "group-sequential" else range(last + 1)
     every = {day: compare(metric, control[day], treatment[day], alpha, cuped) for day in needed}
     if plan.kind == "fixed":
         now = every[last]
         points = [Point(day, each.lift, each.low, each.high, each.z, None) for day, each in every.items()]
         return Reading(now, now.p, now.low, now.high, points, None)
-    looks = [
-        day for day in looks
-        if min(control[day].count, treatment[day].count) >= LEAST_TO_LOOK and math.isfinite(every[day].log_se)
-    ]  # fmt: skip
+    enough = [day for day in looks if min(control[day].count, treatment[day].count) >= LEAST_TO_LOOK]
+    few = len(looks) - len(enough)
+    looks = [day for day in enough if every[day].is_known]
     if not looks:
-        return Reading(every[last], 1.0, math.nan, math.nan, [], None)
+        return Reading(every[last], 1.0, math.nan, math.nan, [], None, None, few)
     seen = [every[day] for day in looks]
-    information = _rising([1 / each.log_se**2 for each in seen])
+    information = _rising(_information(seen))
     if plan.always:
         limits = [always.limit(level / information[0], alpha) for level in information]
         p = min(
@@ -127,14 +138,30 @@ def read_plan(
         p = spending.repeated_p([each.z for each in seen], information, fractions, plan.spending)
     points = [_point(day, each, limit) for day, each, limit in zip(looks, seen, limits, strict=True)]
     crossed = next((point.day for point in points if abs(point.z) >= (point.limit or 0)), None)
-    return Reading(seen[-1], p, points[-1].low, points[-1].high, points, crossed)
+    decided = None if crossed is None else every[crossed]
+    return Reading(seen[-1], p, points[-1].low, points[-1].high, points, crossed, decided, few)
 
 
 def _point(day: int, estimate: Estimate, limit: float) -> Point:
+    if math.isnan(estimate.log_se):
+        return Point(day, estimate.lift, math.nan, math.nan, estimate.z, limit)
     half = limit * estimate.log_se
     ratio = 1 + estimate.lift
     high = ratio * math.exp(half) - 1 if half < 700 else math.inf
     return Point(day, estimate.lift, ratio * math.exp(-half) - 1, high, estimate.z, limit)
+
+
+def _information(seen: Sequence[Estimate]) -> list[float]:
+    """1 / variance of the relative lift at each look; of the difference where the lift means nothing.
+
+    Relative, because a mean per user grows from day to day, and with it the error of the difference.
+    """
+    if all(math.isfinite(each.log_se) for each in seen):
+        return [1 / each.log_se**2 for each in seen]
+    # An arm in which nobody buys has no logarithm, but its z is as good as any other.
+    means = [(each.control + each.treatment) / 2 for each in seen]
+    scales = means if min(means) > 0 else [1.0] * len(seen)
+    return [(scale / each.se) ** 2 for scale, each in zip(scales, seen, strict=True)]
 
 
 def _rising(levels: Sequence[float]) -> list[float]:

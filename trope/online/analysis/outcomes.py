@@ -106,10 +106,13 @@ def read_outcomes(
     )
     known = known.mutate(phase=phase.cast("int8"), exposed=known["first"].notnull())
     known = engine.keep(known.select("user", "time", "items", "revenue", "phase", "exposed"))
-    by_phase = known.group_by("phase").aggregate(rows=known["items"].sum(), last=known.time.max())
+    by_phase = known.group_by("phase").aggregate(
+        rows=known["items"].sum(), exposed=known["items"].sum(where=known.exposed), last=known.time.max()
+    )
     phases = {row["phase"]: row for row in by_phase.to_pyarrow().to_pylist()}
     counts = {phase: int(phases[phase]["rows"]) if phase in phases else 0 for phase in range(4)}
-    _check(counts, source)
+    if not counts[_AFTER]:
+        raise _nothing_follows(known, exposed, sum(int(row["exposed"] or 0) for row in phases.values()), source)
     mine = known.filter(known.exposed)
     parts = {"": mine.phase == _AFTER, "pre_": mine.phase == _BEFORE}
     if before is None:
@@ -141,16 +144,15 @@ def read_outcomes(
 def read_orders(source: Source, engine: Engine, skip_bad: bool = False) -> ir.Table:
     """The orders of a log: columns `user` (text), `time` (Unix seconds), `items` (rows), `revenue` (0 without it)."""
     events = clean(engine.read(source), source, skip_bad)
-    return orders_of(events.table, events.ticks, source)
+    return orders_of(events.table, events.ticks, source, skip_bad)
 
 
-def orders_of(table: ir.Table, ticks: int, source: Source) -> ir.Table:
-    """The orders of checked events. ticks: units of `tick` in a second."""
-    revenue = _revenue(table, source)
-    key = table.basket if "basket" in table.columns else table.tick
-    table = table.select(
-        user=table.user.cast("string"), key=key, time=(table.tick // ticks).cast("int64"), revenue=revenue
-    )
+def orders_of(table: ir.Table, ticks: int, source: Source, skip_bad: bool = False) -> ir.Table:
+    """The orders of checked events. ticks: units of `tick` in a second. skip_bad: leave out rows without an amount."""
+    table = table.mutate(amount=_revenue(table, source), second=(table.tick // ticks).cast("int64"))
+    table = _with_amounts(table, source, skip_bad)
+    key = table.basket if "basket" in table.columns else table.second
+    table = table.select(user=table.user.cast("string"), key=key, time=table.second, revenue=table.amount)
     return (
         table.group_by("user", "key")
         .aggregate(time=table.time.min(), items=table.count(), revenue=table.revenue.sum())
@@ -164,16 +166,25 @@ def _revenue(table: ir.Table, source: Source) -> ir.Value:
     kind = table.value.type()
     if not (kind.is_numeric() or kind.is_string()):
         raise ValueError(f"{source.name}: the revenue column is {kind}; it must be a number")
-    value = table.value.try_cast("float64") if kind.is_string() else table.value.cast("float64")
+    return table.value.try_cast("float64") if kind.is_string() else table.value.cast("float64")
+
+
+def _with_amounts(table: ir.Table, source: Source, skip_bad: bool) -> ir.Table:
+    """The rows, after a check that all amounts are numbers; with `skip_bad` only the rows whose amount is one."""
+    if source.columns.value is None:
+        return table
     # NaN and the infinities are no amounts; a comparison with a number is false or null for them on every engine.
-    bad = ~(value.abs() < 1e15).fill_null(False) | value.isnan().fill_null(False)
-    count = int(table.aggregate(bad=bad.cast("int64").sum()).to_pyarrow().to_pylist()[0]["bad"] or 0)
-    if count:
+    bad = ~(table.amount.abs() < 1e15).fill_null(False) | table.amount.isnan().fill_null(False)
+    found = table.aggregate(rows=table.count(), bad=bad.cast("int64").sum()).to_pyarrow().to_pylist()[0]
+    count = int(found["bad"] or 0)
+    if not count:
+        return table
+    if not skip_bad or count == found["rows"]:
         raise ValueError(
             f"{source.name} has {count:,} rows whose {source.columns.value!r} is missing or not a number below 1e15; "
-            "write 0 where nothing was paid"
+            "write 0 where nothing was paid" + (", or pass --on-bad skip" if count < found["rows"] else "")
         )
-    return value
+    return table.filter(~bad)
 
 
 def by_day(orders: ir.Table, started: int) -> ir.Table:
@@ -208,19 +219,17 @@ def joined(users: ir.Table, sums: ir.Table, *prefixes: str) -> ir.Table:
     return found.mutate(**{f"{prefix}converted": (found[f"{prefix}orders"] > 0).cast("float64") for prefix in prefixes})
 
 
-def _check(counts: Mapping[int, int], source: Source) -> None:
-    """Refuse outcomes of which none follows an exposure."""
-    if counts[_AFTER]:
-        return
-    early = counts[_BEFORE] + counts[_EARLY]
-    if counts[_STRANGER] > early:
-        raise ValueError(
-            f"no outcome of {source.name} is of an exposed user: {counts[_STRANGER]:,} are of others; "
-            "do both logs write user ids alike?"
+def _nothing_follows(known: ir.Table, exposed: ir.Table, count: int, source: Source) -> ValueError:
+    """Why no outcome follows an exposure. count: outcomes of exposed users."""
+    if count:
+        return ValueError(
+            f"all {count:,} outcomes of exposed users in {source.name} precede their user's first exposure; "
+            "are both clocks UTC and in the same unit?"
         )
-    raise ValueError(
-        f"all {early:,} outcomes of {source.name} precede their user's first exposure; "
-        "are both clocks UTC and in the same unit?"
+    names = [str(table.user.min().to_pyarrow().as_py())[:60] for table in (known, exposed)]
+    return ValueError(
+        f"no outcome of {source.name} is of an exposed user: it has users such as {names[0]!r}, and the exposures such "
+        f"as {names[1]!r}; do both logs write user ids alike?"
     )
 
 

@@ -3,6 +3,9 @@
 The second half of the log plays the experiment: a user enters with the first event there, and all of it is counted as
 `analyse` would. The first half gives CUPED's covariates. So traffic, spread and correlation are the log's own, and
 returning users count once. tea-tasting computes the power; looks multiply the sample (`spending.inflation`).
+
+A log of orders only shows no visitor who buys nothing. Users would seem to vary far less than they do, so such a log is
+refused for means per user. It serves for ratios as revenue / orders: who buys nothing adds nothing to either sum.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from trope.data.events import clean
 from trope.data.prepare import ON_BAD
 from trope.data.sources.description import Source
 from trope.data.sources.resolve import Request
+from trope.online.analysis.estimates import predicts, varies
 from trope.online.analysis.looks import cumulated
 from trope.online.analysis.metrics import EXPOSURES, Metric, metric
 from trope.online.analysis.moments import Moments, read_days
@@ -82,10 +86,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Forecast:
-    """rows: one for each day. days: the first with enough users, None if the log is too short.
+    """rows: one for each day. days: the first from which on users suffice every day, None if the log is too short.
 
     beyond: a guess of the days where the log is too short: new users keep coming as in its last week.
     inflation: what looking more than once costs. start: Unix seconds at which the log's second half begins.
+    only_buyers: whether the log shows no visitor who buys nothing.
     """
 
     design: Design
@@ -94,6 +99,7 @@ class Forecast:
     beyond: int | None
     inflation: float
     start: int
+    only_buyers: bool = False
 
     def after(self, days: int) -> Row:
         """The row of a number of days."""
@@ -115,14 +121,14 @@ def forecast(log: Request, design: Design, revenue_col: str | None = None, work:
         open_engine("duckdb", source, Path(folder), None, None, None) as engine,
     ):
         try:
-            series, start = _series(source, asked, design, engine)
+            series, start, only_buyers = _series(source, asked, design, engine)
         except engine.errors() as error:
             raise explain(error, source) from error
-    return _forecast(series, start, asked, design, source)
+    return _forecast(series, start, asked, design, source, only_buyers)
 
 
-def _series(source: Source, asked: Metric, design: Design, engine: Engine) -> tuple[list[Moments], int]:
-    """Moments of all users after each day of the log's second half, and its start."""
+def _series(source: Source, asked: Metric, design: Design, engine: Engine) -> tuple[list[Moments], int, bool]:
+    """Moments of all users after each day of the log's second half, its start, and `Forecast.only_buyers`."""
     events = clean(engine.read(source), source, design.on_bad == "skip")
     table = engine.keep(events.table)
     seen = table.select(user=table.user.cast("string"), time=(table.tick // events.ticks).cast("int64"))
@@ -133,12 +139,20 @@ def _series(source: Source, asked: Metric, design: Design, engine: Engine) -> tu
             f"{source.name} is too short to plan with: its halves have {days} days, {LEAST_DAYS} are needed"
         )
     start = ends["last"] + 1 - days * DAY
+    only_buyers = True
     if design.events:
         found = table.filter(table.event.cast("string").isin(design.events))
         if not found.count().to_pyarrow().as_py():
             raise ValueError(f"{source.name} has no event of type {', '.join(design.events)}; there is no outcome")
+        only_buyers = found.count().to_pyarrow().as_py() == table.count().to_pyarrow().as_py()
         table = found
-    orders = engine.keep(orders_of(table, events.ticks, source))
+    if only_buyers and asked.denom is None:
+        raise ValueError(
+            f"every user of {source.name} enters with an order, so the log does not show visitors who buy nothing, and "
+            f"{design.metric} per visitor is not known; give a log with visits and purchases, and say --event-col "
+            "COLUMN and --event TYPE for the purchases"
+        )
+    orders = engine.keep(orders_of(table, events.ticks, source, design.on_bad == "skip"))
     late = seen.filter(seen.time >= start)
     users = late.group_by("user").aggregate(first=late.time.min())
     users = joined(users, totals(orders, {"pre_": orders.time < start}), "pre_")
@@ -146,24 +160,28 @@ def _series(source: Source, asked: Metric, design: Design, engine: Engine) -> tu
     users = engine.keep(users)
     steps = with_conversion(by_day(orders.filter(orders.time >= start), start)).select("user", "day", *asked.columns)
     fixed = sorted(asked.covariates)
-    return cumulated(read_days(users, steps, sorted(asked.columns), fixed), 0, days - 1), start
+    series = cumulated(read_days(users, steps, sorted(asked.columns), fixed), 0, days - 1)
+    return series, start, only_buyers
 
 
-def _forecast(series: Sequence[Moments], start: int, asked: Metric, design: Design, source: Source) -> Forecast:
+def _forecast(
+    series: Sequence[Moments], start: int, asked: Metric, design: Design, source: Source, only_buyers: bool
+) -> Forecast:
     looks = [(look + 1) / design.looks for look in range(design.looks)]
     more = inflation(looks, design.alpha, design.power, design.spending) if design.looks > 1 else 1.0
     rows = [_row(day + 1, moments, asked, design, more) for day, moments in enumerate(series)]
     last = rows[-1]
     if not math.isfinite(last.needed):
-        hint = "; does LOG hold orders only? Plan with orders or revenue" if design.metric == "conversion" else ""
-        raise ValueError(f"{source.name}: {design.metric} is {last.mean:g} for every user, so nothing can change{hint}")
-    days = next((row.days for row in rows if row.users >= row.needed), None)
+        raise ValueError(f"{source.name}: {design.metric} is {last.mean:g} for every user, so nothing can change")
+    # The first day from which on users suffice: one lucky day among the first, with few users, is no plan.
+    short = [row.days for row in rows if not row.users >= row.needed]
+    days = None if last.days in short else max(short, default=0) + 1
     beyond = None
     if days is None:
         week = rows[-min(8, len(rows))]
         pace = (last.users - week.users) / max(1, last.days - week.days)
         beyond = last.days + math.ceil((last.needed - last.users) / pace) if pace > 0 else None
-    return Forecast(design, rows, days, beyond, more, start)
+    return Forecast(design, rows, days, beyond, more, start, only_buyers)
 
 
 def _row(days: int, moments: Moments, asked: Metric, design: Design, more: float) -> Row:
@@ -174,10 +192,9 @@ def _row(days: int, moments: Moments, asked: Metric, design: Design, more: float
     found = moments.aggregates()
     bottom = found.mean(asked.denom)
     mean = float(found.mean(asked.numer) / bottom) if bottom else lost
-    if found.var(asked.numer) == 0 or not bottom or mean <= 0:
+    if not varies(found, asked.numer, asked.denom) or mean <= 0:
         return Row(days, moments.count, mean, None, lost, lost)
-    past = all(found.var(name) > 0 for name in asked.covariates)
-    covariates = asked.covariates if past else ()
+    covariates = asked.covariates if predicts(found, asked) else ()
 
     def solve(wanted: str, covariates: tuple[str, ...]) -> float:
         pre = (*covariates, None, None)[:2]

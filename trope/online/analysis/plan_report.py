@@ -37,6 +37,7 @@ def conditions(found: Forecast) -> str:
         f"Power {design.power:g}, alpha {design.alpha:g} two-sided, {100 * design.share:g} % of the users in the "
         f"treatment, {looks if design.looks > 1 else 'one look at the end'}. Traffic from {say_day(found.start)} on; "
         "CUPED from the time before."
+        + (" The log shows no visitor who buys nothing: users are buyers." if found.only_buyers else "")
     )
 
 

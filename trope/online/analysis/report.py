@@ -18,7 +18,7 @@ from trope.experiments.report.markdown import to_markdown as page_to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section
 from trope.figures.html import card, document, facts, heading, paragraph, picture, warning
 from trope.online.analysis.analyse import Analysis, Comparison
-from trope.online.analysis.verdict import Verdict, number, percent
+from trope.online.analysis.verdict import Verdict, change, number, percent
 from trope.times import say_minute
 
 _KINDS = {
@@ -67,7 +67,9 @@ def to_json(analysis: Analysis, verdict: Verdict) -> dict[str, Any]:
         "alpha": analysis.question.alpha,
         "plan": asdict(analysis.question.plan),
         "users": analysis.users,
-        "exposures": {"used": exposed.exposures, "forced": exposed.forced, "before_start": exposed.early},
+        "exposures": {
+            "used": exposed.exposures, "forced": exposed.forced, "ahead": exposed.ahead, "before_start": exposed.early,
+        },
         "outcomes": {
             "used": outcomes.used, "before_exposure": outcomes.early, "not_exposed": outcomes.strangers,
         },
@@ -116,7 +118,7 @@ def _row(each: Comparison, alpha: float, several: bool) -> list[Cell]:
     return [
         Cell(f"{each.metric.label}, {each.arm}" if several else each.metric.label),
         Cell(each.metric.definition),
-        Cell(percent(reading.estimate.lift), mark="best" if strong else ""),
+        Cell(change(reading.estimate), mark="best" if strong else ""),
         Cell(interval(reading.low, reading.high)),
         Cell(number(reading.p)),
         Cell(number(each.adjusted) + (" *" if strong else "")),
@@ -150,7 +152,10 @@ def _looks(analysis: Analysis) -> Section:
                 cells = [f"{each.metric.label}, {each.arm}", f"after day {point.day + 1}{word}", percent(point.lift)]
                 rows.append([Cell(text) for text in (*cells, f"{point.z:+.3f}", limit)])
     names = ("Metric", "Look", "Relative lift", "z", "Bound of |z|")
-    text = "The first look, the last one, and the first at which the bound was reached."
+    text = (
+        "The first look, the last one, and the first at which the bound was reached. Bounds are those of each metric "
+        "alone, before Holm: the verdict follows the adjusted p-values."
+    )
     return Section("Looks", text, Grid([Cell(name) for name in names], rows))
 
 
@@ -163,7 +168,7 @@ def _segments(analysis: Analysis) -> Section:
                 Cell(f"{row.column}: {row.value}"),
                 Cell(f"{row.metric.label}, {row.arm}"),
                 Cell(f"{row.users:,}"),
-                Cell(percent(row.estimate.lift), mark="best" if strong else ""),
+                Cell(change(row.estimate), mark="best" if strong else ""),
                 Cell(interval(row.estimate.low, row.estimate.high)),
                 Cell(number(row.estimate.p)),
                 Cell(number(row.adjusted) + (" *" if strong else "")),
@@ -203,7 +208,11 @@ def _facts(analysis: Analysis) -> list[tuple[str, str]]:
         ("Time", f"{analysis.last_day + 1} days from {say_minute(experiment.started)}"),
         ("Users", users),
         ("Models", models),
-        ("Exposures", f"{exposed.exposures:,} used; {exposed.forced:,} forced by hand, left out"),
+        (
+            "Exposures",
+            f"{exposed.exposures:,} used; left out: {exposed.forced:,} forced by hand, "
+            f"{exposed.ahead:,} for moments over a day after they were answered",
+        ),
         (
             "Outcomes",
             f"{outcomes.used:,} used; left out: {outcomes.early:,} before the user's first exposure, "

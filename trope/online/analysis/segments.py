@@ -23,14 +23,18 @@ def add_segments(users: ir.Table, file: Path, user_col: str, work: Path, engine:
     file: CSV or Parquet with `user_col`. work: a folder for a copy that every engine reads alike.
     """
     table = _read(file)
+    if twice := sorted({name for name in table.column_names if table.column_names.count(name) > 1}):
+        raise ValueError(f"{file} has two columns {twice[0]!r}; give each column a name of its own")
     if user_col not in table.column_names:
         raise ValueError(f"{file} has no column {user_col!r} for the user; it has {', '.join(table.column_names)}")
     names = [name for name in table.column_names if name != user_col]
     if not names:
         raise ValueError(f"{file} has no column besides {user_col!r}; a segment is a column of its own")
-    columns = {"user": table[user_col].cast(pa.string())}
+    columns = {"user": _text(table, user_col, file)}
+    if columns["user"].null_count:
+        raise ValueError(f"{file} has {columns['user'].null_count:,} rows without {user_col!r}; mend or remove them")
     for place, name in enumerate(names):
-        column = table[name].cast(pa.string())
+        column = _text(table, name, file)
         if len(column.unique()) > MOST_VALUES:
             raise ValueError(f"{file}: column {name!r} has over {MOST_VALUES} values; group them into fewer segments")
         columns[f"segment_{place}"] = column.fill_null(NOWHERE)
@@ -38,10 +42,26 @@ def add_segments(users: ir.Table, file: Path, user_col: str, work: Path, engine:
         raise ValueError(f"{file} names a user twice; a user belongs to one segment of each column")
     copy = work / "segments.parquet"
     pq.write_table(pa.table(columns), copy)
-    joined = users.join(engine.scan((copy,), tuple(columns)), "user", how="left")
+    divided = engine.scan((copy,), tuple(columns))
+    if not users.join(divided, "user", how="semi").count().to_pyarrow().as_py():
+        some = [str(each)[:60] for each in (columns["user"][0], users.user.min().to_pyarrow())]
+        raise ValueError(
+            f"no exposed user is in {file}: it has users such as {some[0]!r} in column {user_col!r}, and the exposures "
+            f"such as {some[1]!r}; are user ids written alike?"
+        )
+    joined = users.join(divided, "user", how="left")
     keys = [f"segment_{place}" for place in range(len(names))]
     joined = joined.mutate(**{key: joined[key].fill_null(NOWHERE) for key in keys})
     return engine.keep(joined), names
+
+
+def _text(table: pa.Table, name: str, file: Path) -> pa.ChunkedArray:
+    try:
+        return table[name].cast(pa.string())
+    except pa.ArrowException:
+        raise ValueError(
+            f"{file}: column {name!r} is {table[name].type}, and not all of it can be written as text; cast it first"
+        ) from None
 
 
 def _read(file: Path) -> pa.Table:
@@ -52,11 +72,16 @@ def _read(file: Path) -> pa.Table:
         if kind == "parquet":
             return pq.read_table(file)
         if kind == "csv":
-            text = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
-            delimiter = "\t" if file.suffix == ".tsv" else ","
-            return pyarrow.csv.read_csv(
-                file, convert_options=text, parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter)
+            parse = pyarrow.csv.ParseOptions(delimiter="\t" if file.suffix == ".tsv" else ",")
+            with pyarrow.csv.open_csv(file, parse_options=parse) as reader:
+                names = reader.schema.names
+            # Everything is text: "007" is no 7, and NA is Namibia.
+            text = pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
             )
+            return pyarrow.csv.read_csv(file, convert_options=text, parse_options=parse)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"cannot read {file}: {error}; segments are a CSV or Parquet file") from None
+        raise ValueError(
+            f"cannot read {file}: {' '.join(str(error).split())[:200]}; segments are a CSV or Parquet file"
+        ) from None
     raise ValueError(f"cannot tell what {file} holds; segments are a .csv or .parquet file")

@@ -20,6 +20,8 @@ _FAR = 8.0
 # Gauss-Legendre nodes for each standard deviation of a step; 2 already give 13 digits of a bound.
 _NODES_PER_SD = 3
 _LEAST_NODES, _MOST_NODES = 48, 2_000
+# Larger rules are panels of this many nodes: NumPy takes seconds for one rule of 1,000.
+_PANEL = 128
 
 
 def spent(kind: str, fraction: float, alpha: float) -> float:
@@ -99,8 +101,13 @@ def repeated_p(
 
 @lru_cache
 def _rule(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of Gauss and Legendre with 16 times `count` nodes; few sizes, so that most are remembered."""
-    return np.polynomial.legendre.leggauss(16 * count)
+    """Nodes, rising, and weights of Gauss and Legendre with 16 times `count` nodes or, in panels, a few more."""
+    if 16 * count <= _PANEL:
+        return np.polynomial.legendre.leggauss(16 * count)
+    panels = -(-16 * count // _PANEL)
+    nodes, weights = np.polynomial.legendre.leggauss(_PANEL)
+    centres = (2 * np.arange(panels) + 1) / panels - 1
+    return (centres[:, None] + nodes / panels).ravel(), np.tile(weights / panels, panels)
 
 
 class _Walk:
@@ -137,8 +144,14 @@ class _Walk:
         sd, mean, _ = self._next(level, 0.0)
         places, weights = _rule(int(min(_MOST_NODES, max(_LEAST_NODES, _NODES_PER_SD * 2 * edge / sd))) // 16 + 1)
         nodes = edge * places
-        density = np.exp(-0.5 * ((nodes[:, None] - mean) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
-        self._mass = edge * weights * (density @ self._mass)
+        density = np.empty(len(nodes))
+        for first in range(0, len(nodes), _PANEL):
+            part = nodes[first : first + _PANEL]
+            # Where steps are short, most nodes are too far away to matter.
+            near = slice(*np.searchsorted(mean, (part[0] - (_FAR + 1) * sd, part[-1] + (_FAR + 1) * sd)))
+            kernel = np.exp(-0.5 * ((part[:, None] - mean[near]) / sd) ** 2)
+            density[first : first + _PANEL] = kernel @ self._mass[near]
+        self._mass = edge * weights * density / (sd * math.sqrt(2 * math.pi))
         self._nodes, self._level = nodes, level
 
     def _next(self, level: float, limit: float) -> tuple[float, np.ndarray, float]:

@@ -6,7 +6,11 @@ import math
 from dataclasses import dataclass
 
 from trope.online.analysis.analyse import Analysis, Comparison
+from trope.online.analysis.estimates import Estimate
+from trope.online.analysis.looks import LEAST_TO_LOOK
 from trope.times import say_minute
+
+_FEW = f"and all were skipped because an arm had fewer than {LEAST_TO_LOOK} users"
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,11 @@ def judge(analysis: Analysis) -> Verdict:
         winners += [arm] if wins else []
     if len(winners) > 1:
         said.append(f"{' and '.join(winners)} were compared with control only, not with each other.")
+    horizon = analysis.question.plan.horizon
+    if horizon is not None and analysis.last_day >= horizon:
+        said.append(
+            f"This is the result of day {horizon}; what the logs have up to day {analysis.last_day + 1} is not used."
+        )
     return Verdict(winners, [], " ".join(said))
 
 
@@ -70,20 +79,40 @@ def _arm(analysis: Analysis, arm: str) -> tuple[str, bool]:
     word = "No winner"
     if plan.kind == "group-sequential":
         assert plan.looks is not None
-        done = len(plan.days(analysis.last_day))
+        done = len(plan.days(analysis.over))
         if done == 0:
             return f"No winner yet: the first of {plan.looks} looks is still to come.", False
+        if most.reading.few == done:
+            return f"No winner yet: {done} of {plan.looks} looks are over, {_FEW}.", False
         word = f"No winner at look {done} of {plan.looks}" if done < plan.looks else "No winner at the last look"
     elif plan.kind == "always":
+        if most.reading.few == analysis.last_day + 1:
+            return f"No winner yet: {analysis.last_day + 1} days were looked at, {_FEW}.", False
         word = "No winner so far"
     return f"{word}: no metric of {arm} differs from {control} (nearest: {_said([most])}).", False
 
 
 def _said(comparisons: list[Comparison]) -> str:
-    return ", ".join(
-        f"{each.metric.label} {percent(each.reading.estimate.lift)} (adjusted p {_equals(each.adjusted)})"
-        for each in comparisons
+    return ", ".join(_comparison(each) for each in comparisons)
+
+
+def _comparison(each: Comparison) -> str:
+    """`CVR +3.10 % (adjusted p = 0.037)`, with the day of the look that decided where it is not the last one."""
+    reading, p = each.reading, f"adjusted p {_equals(each.adjusted)}"
+    if reading.decided is None or reading.crossed == reading.points[-1].day:
+        return f"{each.metric.label} {change(reading.estimate)} ({p})"
+    assert reading.crossed is not None
+    return (
+        f"{each.metric.label} {change(reading.decided)} at the look after day {reading.crossed + 1} "
+        f"({p}; now {change(reading.estimate)})"
     )
+
+
+def change(estimate: Estimate) -> str:
+    """The lift, or both means where there is no relative lift."""
+    if math.isnan(estimate.lift) and estimate.is_known:
+        return f"from {estimate.control:.4g} to {estimate.treatment:.4g}"
+    return percent(estimate.lift)
 
 
 def _equals(p: float) -> str:

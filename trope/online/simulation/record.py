@@ -47,6 +47,18 @@ def write_exposures(
     write_parquet(folder / PARQUET.format("0"), pa.table(columns, schema=schema()))
 
 
+def move_answers(folder: Path) -> None:
+    """Set `answered` of a server's exposures to the shop's time, in which the experiment was played."""
+    pa = arrow()
+    import pyarrow.parquet as pq
+
+    for file in sorted(folder.glob(PARQUET.format("*"))):
+        table = pq.read_table(file)
+        place = table.schema.get_field_index("answered")
+        table = table.set_column(place, schema().field("answered"), table["moment"].cast(pa.float64()))
+        write_parquet(file, table)
+
+
 def write_outcomes(path: Path, traffic: Traffic, outcome: Outcome, prices: Floats) -> None:
     """Write what was bought: user_id, item_id, timestamp, revenue."""
     pa = arrow()

@@ -11,7 +11,7 @@ from trope.online.simulation.answers import ByArm, InProcess
 from trope.online.simulation.loop import Outcome, simulate
 from trope.online.simulation.over_http import serving
 from trope.online.simulation.population import Population
-from trope.online.simulation.record import EXPOSURES, OUTCOMES, places_of, write_exposures, write_outcomes
+from trope.online.simulation.record import EXPOSURES, OUTCOMES, move_answers, places_of, write_exposures, write_outcomes
 from trope.online.simulation.traffic import Traffic
 
 NAME = "rehearsal"
@@ -52,5 +52,6 @@ def rehearse_over_http(
         outcome = simulate(population, traffic, server, k)
     moved = [user for user, arm in server.arms.items() if arm != experiment.arm_of(str(user))]
     assert not moved, f"the server put users {moved[:3]} into other arms than the experiment"
+    move_answers(out / EXPOSURES)
     write_outcomes(out / OUTCOMES, traffic, outcome, population.prices)
     return Rehearsed(experiment, traffic, outcome)
