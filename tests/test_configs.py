@@ -241,7 +241,9 @@ def test_recipes_of_ones_own_come_first_then_those_of_the_package(
     write(work / "configs" / "mine.toml", SHOP)
     write(work / "configs" / "plain.toml", "[model]\nwidth = 8\n")
     assert find("shop").compare.seeds == 1 and find("shop").comparison_command("shop")[3] == "configs/mine.toml"
-    with pytest.raises(ValueError, match=r"no recipe in ./configs or in the package prepares 'x'; there are shop, oth"):
+    with pytest.raises(
+        ValueError, match=r"no recipe in ./configs or in the package prepares 'x'; there are shop, other$"
+    ):
         find("x")
 
 
@@ -265,6 +267,9 @@ def test_a_recipe_runs_from_raw_events_to_report(tmp_path: Path, monkeypatch: py
     write(tmp_path / "configs" / "shop.toml", SHOP)
     missing = reproduce(tmp_path, "shop")
     assert missing.returncode == 2 and missing.stderr.startswith("trope: data/shop is not there; name its raw events")
+    commands = reproduce(tmp_path, "shop", "--dry", "--seeds", 4)
+    assert commands.returncode == 0 and "$ trope prepare SOURCE " in commands.stdout
+    assert commands.stdout.count("--seeds") == 1 and "--seeds 4" in commands.stdout
     ran = reproduce(tmp_path, "shop", "--source", log, "--jobs", 2, "--set", "train.epochs=1")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "$ trope prepare" in ran.stdout and (tmp_path / "runs" / "shop" / "report.html").is_file()

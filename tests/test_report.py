@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from data_logs import prepared, random_log, write_parquet
 from finished_runs import finish
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from training import SIZE, tiny_data
 from typer.testing import CliRunner
@@ -30,7 +32,7 @@ from trope.experiments.report import baselines as counted
 from trope.experiments.report.html import to_html
 from trope.experiments.report.markdown import to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section
-from trope.experiments.report.screen import show_section, show_warnings
+from trope.experiments.report.screen import parts_that_fit, show_section, show_warnings
 from trope.experiments.variants import choose
 from trope.figures import html
 from trope.runs import REFIT
@@ -405,6 +407,29 @@ def test_control_characters_and_markup_in_names_are_shown_and_do_nothing() -> No
     assert "[/bold]\\x1b[31m\\n\\u202e<b>[link](x)" in written[2]
     assert "<b>[" not in written[0] and "\\[link]" in written[1]
     assert printable("Crème brûlée 日本 👩‍🍳 \\n") == "Crème brûlée 日本 👩‍🍳 \\n"
+
+
+def test_on_a_narrow_screen_a_table_is_cut_and_no_word_is_broken() -> None:
+    names = ["decayed-counts-43-days", "hstu-time"]
+    grid = Grid(
+        [Cell("model"), *(Cell(f"metric@{place}") for place in range(12))],
+        [[Cell(name), *(Cell(f"{place}.25", "+0.10 .. +0.20") for place in range(12))] for name in names],
+        numbers=True,
+    )
+    console = Console(file=io.StringIO(), force_terminal=False, width=80)
+    show_section(Section("results", "", grid), "difference", console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    for word in (*names, *(f"metric@{place}" for place in range(12)), *(f"{place}.25" for place in range(12))):
+        assert any(word in line.split() for line in lines), word
+    assert sum("hstu-time" in line for line in lines) > 1, "each part names its rows"
+
+
+@given(st.lists(st.integers(1, 30), min_size=1), st.integers(1, 100))
+def test_parts_hold_every_column_once_and_fit(widths: list[int], room: int) -> None:
+    parts = [widths[part] for part in parts_that_fit(widths, room)]
+    assert [width for part in parts for width in part] == widths
+    assert all(len(part) == 1 or sum(width + 2 for width in part) <= room for part in parts)
 
 
 def test_the_live_table_shows_escape_codes_of_a_failed_run(data: Sequences, tmp_path: Path) -> None:

@@ -93,22 +93,24 @@ def _summary(results: dict[str, EvalResult]) -> dict[str, Any]:
 
 def _show(results: dict[str, EvalResult], title: str, equal: list[str]) -> None:
     """Print the table; equal: why some of its columns are the same."""
-    from rich.table import Table
+    from textwrap import fill
+
     from rich.text import Text
 
     from trope.data.printable import printable
-    from trope.experiments.report.screen import screen
+    from trope.experiments.report.screen import screen, show_table
 
     summary = _summary(results)
     counts = f"{summary['users']:,} users, {summary['positives']:,} positives, percent"
     # Names are those of folders, which may look like markup.
     above = Text(f"{printable(title)}\n{counts}", "table.title")
-    table = Table("", title=above, title_justify="left", box=None)
-    for name in results:
-        table.add_column(Text(printable(name)), justify="right")
-    for metric in next(iter(results.values())).metrics:
-        table.add_row(metric, *(f"{100 * result.metrics[metric]:.2f}" for result in results.values()))
+    # A name of several words stands on several lines, so that columns are narrow.
+    header = ["", *(fill(printable(name), 9, break_long_words=False, break_on_hyphens=False) for name in results)]
+    rows = [
+        [Text(metric), *(Text(f"{100 * result.metrics[metric]:.2f}") for result in results.values())]
+        for metric in next(iter(results.values())).metrics
+    ]
     console = screen()
-    console.print(table)
+    show_table(above, list(map(Text, header)), rows, console)
     for sentence in equal:
         console.print(Text(f"\n{sentence}"))

@@ -29,14 +29,14 @@ def reproduce(
     data/NAME is prepared unless it is there. Runs and report are in runs/NAME. An interrupted command continues when
     it is given again.
     """
-    from trope.experiments.recipes import find
+    from trope.experiments.recipes import SOURCE, find
 
     recipe = find(target, configs)
-    made = [] if Path(f"data/{target}").is_dir() else recipe.commands_for_data(target, source)
+    wanted = source or (SOURCE if dry else None)
+    made = [] if Path(f"data/{target}").is_dir() else recipe.commands_for_data(target, wanted)
     commands = [words for words in made if not Path(words[-1]).exists()]  # generated events may be there already
-    more = ["--jobs", str(jobs), *(["--seeds", str(seeds)] if seeds is not None else [])]
-    more += [part for setting in settings or [] for part in ("--set", setting)]
-    for words in [*commands, recipe.comparison_command(target, more)]:
+    more = ["--jobs", str(jobs), *(part for setting in settings or [] for part in ("--set", setting))]
+    for words in [*commands, recipe.comparison_command(target, more, seeds)]:
         typer.echo(f"$ trope {shlex.join(words)}")
         if not dry and (code := subprocess.run([sys.executable, "-m", "trope", *words], check=False).returncode):
             raise typer.Exit(code)

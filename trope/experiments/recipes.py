@@ -143,11 +143,14 @@ class Recipe:
             )
         return [[source or "" if word == SOURCE else word for word in words] for words in found]
 
-    def comparison_command(self, target: str, more: Sequence[str] = ()) -> list[str]:
-        """The comparison on data/TARGET, into runs/TARGET; options in `more` come last and override the recipe's."""
+    def comparison_command(self, target: str, more: Sequence[str] = (), seeds: int | None = None) -> list[str]:
+        """The comparison on data/TARGET, into runs/TARGET; settings in `more` come last and override the recipe's.
+
+        seeds: instead of the recipe's.
+        """
         words = [
             "compare", f"data/{target}", "--config", str(self.file), "--models", ",".join(self.compare.models),
-            "--seeds", str(self.compare.seeds), "--out", f"runs/{target}",
+            "--seeds", str(self.compare.seeds if seeds is None else seeds), "--out", f"runs/{target}",
         ]  # fmt: skip
         variants = [part for variant in self.compare.variants for part in ("--variant", variant)]
         own = [part for setting in self._own_settings(target) for part in ("--set", setting)]
@@ -181,7 +184,7 @@ def find(target: str, folder: Path | None = None) -> Recipe:
             return recipe
         names += recipe.targets
     where = f"in {folder}" if folder is not None else "in ./configs or in the package"
-    raise ValueError(f"no recipe {where} prepares {target!r}; there are {', '.join(names) or 'none'}")
+    raise ValueError(f"no recipe {where} prepares {target!r}; there are {', '.join(dict.fromkeys(names)) or 'none'}")
 
 
 def _tables(tables: dict[str, Any], name: str, where: str) -> list[Any]:

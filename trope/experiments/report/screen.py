@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +19,7 @@ FEW_SYSTEMS = 3
 MAIN_METRICS = ("HR@10", "NDCG@10", "Recall@50", "MRR")
 _MARKS = {"best": "bold", "second": "underline"}
 _FILE_WIDTH = 140
+_GAP = 2  # between two columns
 
 
 def show_comparison(
@@ -61,16 +62,42 @@ def show_section(section: Section, under: str, console: Console | None = None) -
 
     under: what the second line of a cell is.
     """
-    table = Table(title=_title(section.title), title_justify="left", box=None)
-    for column, cell in enumerate(section.grid.header):
-        # On a narrow terminal long names are folded and numbers stay whole.
-        right = section.grid.numbers and column > 0
-        table.add_column(_text(cell), justify="right" if right else "left", overflow="fold", no_wrap=column > 0)
-    for row in section.grid.rows:
-        table.add_row(*map(_text, row))
     console = console or screen()
-    console.print(table)
+    show_table(_title(section.title), _texts(section.grid.header), list(map(_texts, section.grid.rows)), console,
+               right=section.grid.numbers)  # fmt: skip
     console.print(Text(f"\nsecond lines: {printable(under)}; * its interval does not contain 0", "dim"))
+
+
+def show_table(
+    title: Text, header: Sequence[Text], rows: Sequence[Sequence[Text]], console: Console, right: bool = True
+) -> None:
+    """Print a table. Where the screen is too narrow, it is cut into parts; each has the first column, with the names.
+
+    right: numbers are in all columns but the first.
+    """
+    widths = [max(map(_width, column)) for column in zip(header, *rows, strict=True)]
+    first, others = widths[0], widths[1:]
+    for part in parts_that_fit(others, console.width - min(first, console.width // 3) - _GAP):
+        table = Table(title=title, title_justify="left", box=None)
+        # Numbers stay whole. A name that is longer than a third of the screen is folded.
+        table.add_column(header[0], overflow="fold")
+        for cell in header[1:][part]:
+            table.add_column(cell, justify="right" if right else "left", overflow="fold", no_wrap=True)
+        for row in rows:
+            table.add_row(row[0], *row[1:][part])
+        console.print(table)
+        title = Text("")
+
+
+def parts_that_fit(widths: Sequence[int], room: int) -> list[slice]:
+    """Columns in runs whose widths, with a gap each, fit into so many characters; at least one column in a run."""
+    parts, first, used = [], 0, 0
+    for place, width in enumerate(widths):
+        if place > first and used + width + _GAP > room:
+            parts.append(slice(first, place))
+            first, used = place, 0
+        used += width + _GAP
+    return [*parts, slice(first, len(widths))]
 
 
 def show_warnings(warnings: Iterable[str], console: Console | None = None) -> None:
@@ -95,6 +122,14 @@ def _text(cell: Cell) -> Text:
     text = Text(printable(cell.text.partition(" ± ")[0]), _MARKS.get(cell.mark, ""))
     note = printable(cell.note) + (" *" if cell.tone else "")
     return text.append(f"\n{note}", "dim") if note else text
+
+
+def _texts(cells: Iterable[Cell]) -> list[Text]:
+    return list(map(_text, cells))
+
+
+def _width(text: Text) -> int:
+    return max(line.cell_len for line in text.split("\n"))
 
 
 def _cells(interval: Interval, row: int, sign: str = "") -> list[str]:
