@@ -104,13 +104,13 @@ def _show(results: dict[str, EvalResult], title: str, equal: list[str]) -> None:
     counts = f"{summary['users']:,} users, {summary['positives']:,} positives, percent"
     # Names are those of folders, which may look like markup.
     above = Text(f"{printable(title)}\n{counts}", "table.title")
-    # A name of several words stands on several lines, so that columns are narrow.
-    header = ["", *(fill(printable(name), 9, break_long_words=False, break_on_hyphens=False) for name in results)]
+    console, names = screen(), list(map(printable, results))
+    if console.is_terminal:  # names on several lines, so that columns are narrow; a file is to be searched
+        names = [fill(name, 9, break_long_words=False, break_on_hyphens=False) for name in names]
     rows = [
         [Text(metric), *(Text(f"{100 * result.metrics[metric]:.2f}") for result in results.values())]
         for metric in next(iter(results.values())).metrics
     ]
-    console = screen()
-    show_table(above, list(map(Text, header)), rows, console)
+    show_table(above, [Text(name) for name in ("", *names)], rows, console)
     for sentence in equal:
         console.print(Text(f"\n{sentence}"))
