@@ -166,7 +166,8 @@ def _panel(axes: Axes, moments: Floats, real: Floats, model: Floats, title: str,
     # The words stand above the curves: an item of the first panel has its peak on the left, where they are.
     axes.set_ylim(0, (1.4 if word else 1.05) * max(float(real.max()), float(model.max()), 1.0))
     axes.set_xlim(at[0], at[-1])
-    locator = matplotlib.dates.AutoDateLocator(minticks=2, maxticks=4)
+    # The longest steps below years, days and hours are half of one: a span of nearly two needs room for five ticks.
+    locator = matplotlib.dates.AutoDateLocator(minticks=2, maxticks=5)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(matplotlib.dates.ConciseDateFormatter(locator))
     if word:
