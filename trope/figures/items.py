@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trope.evaluate.evaluation import fitted_pulse
 from trope.figures.numbers import Floats
-from trope.figures.run import RunView, shown_id
+from trope.figures.run import RunView, shown_item
 from trope.figures.style import GREY, PALE, RESULT, Drawn, finish, page, unavailable
 
 if TYPE_CHECKING:
@@ -133,11 +133,10 @@ def draw(view: RunView) -> Drawn:
     word, who = ("network", "the network alone, without counts,") if has_pulse else ("model", "the model")
     figure = page(6.4)
     panels = figure.subplots(2, 3, sharex=True).flat
-    shown, names = standouts(counts), view.data.ids("item_ids")
+    shown = standouts(counts)
     for number, (axes, column) in enumerate(zip(panels, shown, strict=False)):
-        item = int(frequent[column])
-        title = f"item {shown_id(names, item)}"
-        _panel(axes, middles, real[:, column], line[:, column], title, word if number == 0 else None)
+        name = shown_item(view, int(frequent[column]))
+        _panel(axes, middles, real[:, column], line[:, column], name, word if number == 0 else None)
     for axes in list(figure.axes)[len(shown) :]:
         axes.axis("off")
     title = (
