@@ -353,7 +353,7 @@ def test_small_numbers() -> None:
 def test_top_items_at_the_same_moment_are_the_same(run: Path) -> None:
     view: RunView = open_run(run)
     users = test_users(view, 5)
-    kept = figure_moment.overlaps(view, users, torch.tensor([0, 0, 400 * DAY]))
+    kept = figure_moment.overlaps(figure_moment.served(view, users, torch.tensor([0, 0, 400 * DAY])))
     assert kept.shape == (5, 3)
     assert (kept[:, :2] == 10).all() and (kept[:, 2] <= 10).all()
     batch = histories(view, users)

@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trope.evaluate.evaluation import fitted_pulse
 from trope.figures.numbers import Floats
-from trope.figures.run import RunView, shown_id
+from trope.figures.run import RunView, shown_item
 from trope.figures.style import GREY, PALE, RESULT, Drawn, finish, page, unavailable
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def counted(events: Events, items_F: Ints) -> Floats:
 def expected(view: RunView, events: Events, items_F: Ints) -> Floats:
     """The mean probability of these items for users who come in each part, as of their histories then, [M, F].
 
-    NaN where nobody comes who has been there before.
+    By the network alone, without the pulse. NaN where nobody comes who has been there before.
     """
     model, shares = view.model, np.full((PARTS, len(items_F)), np.nan)
     vectors_VE = model.item_vectors()[1:].detach() / model.config.train.temperature
@@ -127,16 +128,19 @@ def draw(view: RunView) -> Drawn:
     agree = float(np.median(correlations(shares, model)))
     real, line = relative(shares), relative(model)
 
+    # Counts of everybody follow an item's share by construction; what was learned is in the network.
+    has_pulse = fitted_pulse(view.model) is not None
+    word, who = ("network", "the network alone, without counts,") if has_pulse else ("model", "the model")
     figure = page(6.4)
     panels = figure.subplots(2, 3, sharex=True).flat
-    shown, names = standouts(counts), view.data.ids("item_ids")
+    shown = standouts(counts)
     for number, (axes, column) in enumerate(zip(panels, shown, strict=False)):
-        item = int(frequent[column])
-        _panel(axes, middles, real[:, column], line[:, column], f"item {shown_id(names, item)}", number == 0)
+        name = shown_item(view, int(frequent[column]))
+        _panel(axes, middles, real[:, column], line[:, column], name, word if number == 0 else None)
     for axes in list(figure.axes)[len(shown) :]:
         axes.axis("off")
     title = (
-        f"Over time, what the model expects of an item follows its real share with a median correlation of "
+        f"Over time, what {who} expects of an item follows its real share with a median correlation of "
         f"{agree:.2f} ({len(frequent)} most frequent items)"
     )
     caption = (
@@ -145,10 +149,13 @@ def draw(view: RunView) -> Drawn:
         "time. Each item stands for a sixth of the time span: of the most frequent ones, the one that gathers there "
         "the most. These are data that the model was trained on: what was learned, not what is foreseen."
     )
+    if has_pulse:
+        caption += " The line is the network's part of the score, without the pulse, which is added when serving."
     return finish(NAME, figure, title, caption)
 
 
-def _panel(axes: Axes, moments: Floats, real: Floats, model: Floats, title: str, named: bool) -> None:
+def _panel(axes: Axes, moments: Floats, real: Floats, model: Floats, title: str, word: str | None) -> None:
+    """One item; word: what to call the line, in the panel that names the curves."""
     import matplotlib.dates
 
     at = matplotlib.dates.date2num([datetime.fromtimestamp(int(moment), UTC) for moment in moments])
@@ -156,12 +163,13 @@ def _panel(axes: Axes, moments: Floats, real: Floats, model: Floats, title: str,
     axes.fill_between(at, real, color=PALE, lw=0)
     axes.plot(at, model, color=RESULT, lw=2)
     # The words stand above the curves: an item of the first panel has its peak on the left, where they are.
-    axes.set_ylim(0, (1.4 if named else 1.05) * max(float(real.max()), float(model.max()), 1.0))
+    axes.set_ylim(0, (1.4 if word else 1.05) * max(float(real.max()), float(model.max()), 1.0))
     axes.set_xlim(at[0], at[-1])
-    locator = matplotlib.dates.AutoDateLocator(minticks=2, maxticks=4)
+    # The longest steps below years, days and hours are half of one: a span of nearly two needs room for five ticks.
+    locator = matplotlib.dates.AutoDateLocator(minticks=2, maxticks=5)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(matplotlib.dates.ConciseDateFormatter(locator))
-    if named:
+    if word:
         axes.set_ylabel("times its mean")
-        for height, word, colour in ((0.99, "model", RESULT), (0.87, "events", GREY)):
-            axes.text(0.03, height, word, color=colour, transform=axes.transAxes, va="top", fontweight="bold")
+        for height, name, colour in ((0.99, word, RESULT), (0.87, "events", GREY)):
+            axes.text(0.03, height, name, color=colour, transform=axes.transAxes, va="top", fontweight="bold")

@@ -6,10 +6,13 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trope.evaluate.ranking import top_k
+from trope.data.catalogue import Catalogue
+from trope.data.folder import Ids
+from trope.evaluate.evaluation import fitted_pulse
 from trope.figures.numbers import Floats, periods, resonance
 from trope.figures.run import USERS, VISITS, RunView, example, histories, test_users, visits, whose
 from trope.figures.style import (
@@ -23,12 +26,15 @@ from trope.figures.style import (
     finish,
     page,
 )  # fmt: skip
+from trope.serve.histories import Histories
+from trope.serve.recommender import Recommender
 from trope.times import DAY, HOUR, MINUTE, YEAR, say_label, say_short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Ints = npt.NDArray[np.int64]
 NAME = "fig4-moment"
 MOMENTS, TOP, SLOTS, COLUMNS = 53, 10, 4, 400
 
@@ -39,19 +45,20 @@ def horizon(view: RunView) -> int:
     return int(min(YEAR, max(last - first, 1)))
 
 
-def overlaps(view: RunView, users: Tensor, offsets: Tensor) -> Floats:
-    """How many of the top items at t_now are still there `offsets` seconds later, history unchanged: [B, M]."""
-    batch, model = histories(view, users), view.model
-    top = min(TOP, model.num_items)
-    with torch.no_grad():
-        item_VE = model.item_vectors()
-        found = []
-        for offset in offsets.tolist():
-            out_BE = model.encode_last(batch.items, batch.times, batch.lengths, batch.t_now + offset)
-            found.append(top_k(out_BE, item_VE, top).items_BK)
-    return np.stack(
-        [(one[:, :, None] == found[0][:, None, :]).any(-1).sum(-1).double().numpy() for one in found], axis=1
-    )
+def served(view: RunView, users: Tensor, offsets: Tensor) -> Ints:
+    """The top items, as `Recommender` serves them `offsets` seconds after t_now, history unchanged: [B, M, K]."""
+    V = view.model.num_items
+    # Items are told apart by their dense ids, so the catalogue needs no other.
+    recommender = Recommender(view.model, Catalogue(Ids(np.arange(1, V + 1)), None), "cpu")
+    whole = Histories.of(view.data, users, view.data.split_range("test")[0][users].long())
+    moments_BM = histories(view, users).t_now[:, None] + offsets
+    return recommender.rank_moments(whole, moments_BM.numpy(), min(TOP, V)).items_BMK
+
+
+def overlaps(lists_BMK: Ints) -> Floats:
+    """How many of the items of the first moment are still there at each: [B, M]."""
+    first_BK = lists_BMK[:, 0]
+    return (lists_BMK[..., None] == first_BK[:, None, None, :]).any(-1).sum(-1).astype(np.float64)
 
 
 def draw(view: RunView) -> Drawn:
@@ -59,7 +66,7 @@ def draw(view: RunView) -> Drawn:
     ahead = horizon(view)
     offsets = torch.linspace(0, ahead, MOMENTS, dtype=torch.float64).long()
     users = test_users(view, USERS)
-    kept = overlaps(view, users, offsets)
+    kept = overlaps(served(view, users, offsets))
     batch = example(view)
     moments = visits(batch.times[0, : int(batch.lengths[0])])[-VISITS:][-SLOTS:]
 
@@ -82,6 +89,8 @@ def draw(view: RunView) -> Drawn:
         "c) Cosine of how far the query's rotation has turned since the first t_now: vermilion as at first. "
         "d) Recommendations of this run's model to users from all over the test split; only t_now moves. Thin: ten."
     )
+    if fitted_pulse(view.model) is not None:
+        caption += " They are ranked with the pulse, as when serving; everybody's counts end with the training data."
     return finish(NAME, figure, title, caption)
 
 

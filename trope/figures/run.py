@@ -21,9 +21,9 @@ from trope.rotary import TRoPE
 from trope.runs import BEST, check_model_config
 from trope.times import DAY
 
-CANDIDATES, USERS, VISITS, SAMPLE, LONGEST_ID = 2000, 32, 7, 100_000, 24
+CANDIDATES, USERS, VISITS, SAMPLE, LONGEST_ID, LONGEST_NAME = 2000, 32, 7, 100_000, 24, 26
 """Users looked through for an example, users averaged over, moments of the example that are drawn, events looked at
-for times of day, and letters of an id."""
+for times of day, letters of an id, and of an item's name: capitals of that many fill a third of a page."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,15 @@ def whose(view: RunView, batch: EvalBatch) -> str:
 def shown_id(ids: Ids | None, place: int) -> str:
     """The original id at a place from 0, cut where it is long; or its number from 1 where the dataset keeps no ids."""
     return f"number {place + 1}" if ids is None else printable(str(ids[place]))[:LONGEST_ID]
+
+
+def shown_item(view: RunView, place: int) -> str:
+    """The name of the item at a place from 0, cut where it is long; where it has none, "item" and its id."""
+    names = view.data.ids("item_names")
+    name = "" if names is None else printable(names[place]).strip()
+    if not name:
+        return f"item {shown_id(view.data.ids('item_ids'), place)}"
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1].rstrip() + "…"
 
 
 def visits(times: Tensor) -> Tensor:
