@@ -64,9 +64,9 @@ def train(
     from trope.data.stream import Stream, parse_bytes
     from trope.runs import CONFIG
     from trope.settings import without_effect
-    from trope.train.loop import say_result
     from trope.train.loop import train as run_training
     from trope.train.process import die_with_parent
+    from trope.train.results import say_result
 
     die_with_parent()
     store: Sequences | Stream
@@ -83,7 +83,7 @@ def train(
     with exit_codes():
         summary = run_training(store, resolved, out, device, resume, progress, checkpoint_seconds)
         if not progress and os.environ.get("RANK", "0") == "0":  # with a bar, training has said so
-            typer.echo(say_result(summary, resolved.train.criterion))
+            typer.echo(say_result(summary, resolved.train.criterion, out))
 
 
 @contextmanager
