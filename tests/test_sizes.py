@@ -13,7 +13,7 @@ from trope.cli.main import app
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
 from trope.experiments import sizes
-from trope.experiments.sizes import choose_sizes
+from trope.experiments.sizes import Choice, choose_sizes, without
 from trope.runs import CONFIG
 from trope.settings import read_toml
 
@@ -71,3 +71,22 @@ def test_the_command_says_what_it_chose_and_set_wins(tmp_path: Path) -> None:
     assert "trope, with what fits these data" in result.output and "there is no GPU" in result.output
     config = read_toml(run / CONFIG)
     assert config.model.pulse and (config.model.width, config.model.heads, config.model.max_len) == (8, 2, 50)
+    assert "model.heads=2: there is no GPU" in result.output and "model.max_len=50" in result.output
+    assert "model.width=" not in result.output and "model.head_dim=" not in result.output  # --set has chosen
+
+
+def test_choices_that_set_overrides_are_left_out() -> None:
+    chosen = [Choice(("model.width=64", "model.heads=2"), "a"), Choice(("train.stride=50",), "b")]
+    found = without(chosen, ["model.width = 32", "train.stride=5"])
+    assert found == [Choice(("model.heads=2",), "a")]
+
+
+def test_nothing_is_announced_before_a_mistake(tmp_path: Path) -> None:
+    data, full = tiny_data(tmp_path), tmp_path / "full"
+    full.mkdir()
+    (full / "note.txt").write_text("mine")
+    for out, settings, words in (
+        (full, [], "full is not empty"), (tmp_path / "run", ["--set", "model.widht=8"], "no field 'widht'"),
+    ):  # fmt: skip
+        result = CliRunner().invoke(app, ["train", str(data.path), "--out", str(out), "--device", "cpu", *settings])
+        assert words in str(result.exception) and not result.output

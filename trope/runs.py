@@ -147,10 +147,7 @@ def open_run(
     is read or written. lineage: of a run that follows another one; a run of another command, or another run's child,
     is not resumed.
     """
-    if run.exists() and not run.is_dir():
-        raise FileExistsError(f"{run} exists and is not a folder; choose another --out")
-    if not resume and run.exists() and any(run.iterdir()):
-        raise FileExistsError(f"{run} is not empty; pass --resume to continue its run, or choose another --out")
+    check_out(run, resume)
     run.mkdir(parents=True, exist_ok=True)
     if lock is not None:
         lock.take(run)
@@ -167,6 +164,14 @@ def open_run(
     if lineage is not None:
         write_json(run / LINEAGE, seal(lineage))
     write_json(run / DATA, seal(data.describe()))
+
+
+def check_out(run: Path, resume: bool) -> None:
+    """Refuse to train into a file, or without `resume` into a folder that has something in it."""
+    if run.exists() and not run.is_dir():
+        raise FileExistsError(f"{run} exists and is not a folder; choose another --out")
+    if not resume and run.exists() and any(run.iterdir()):
+        raise FileExistsError(f"{run} is not empty; pass --resume to continue its run, or choose another --out")
 
 
 def ranks_path(run: Path, split: str) -> Path:

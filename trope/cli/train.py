@@ -62,13 +62,15 @@ def train(
     """
     from trope.data.sequences import Sequences
     from trope.data.stream import Stream, parse_bytes
-    from trope.runs import CONFIG
+    from trope.runs import CONFIG, check_out
     from trope.settings import without_effect
     from trope.train.loop import train as run_training
     from trope.train.process import die_with_parent
     from trope.train.results import say_result
 
     die_with_parent()
+    if _is_first():  # the first process also makes the folder, maybe before another one looks
+        check_out(out, resume)
     store: Sequences | Stream
     if memory is None:
         store = whole = Sequences.load(data)
@@ -82,7 +84,7 @@ def train(
         typer.secho(f"trope: {note}", err=True)
     with exit_codes():
         summary = run_training(store, resolved, out, device, resume, progress, checkpoint_seconds)
-        if not progress and os.environ.get("RANK", "0") == "0":  # with a bar, training has said so
+        if not progress and _is_first():  # with a bar, training has said so
             typer.echo(say_result(summary, resolved.train.criterion, out))
 
 
@@ -117,7 +119,7 @@ def resolve_config(
     from trope import runs as run_folder
     from trope.environment import choose_device
     from trope.experiments.config_file import config_of_file
-    from trope.experiments.sizes import choose_sizes
+    from trope.experiments.sizes import choose_sizes, without
     from trope.experiments.variants import configure
     from trope.settings import read_saved_toml, with_settings
 
@@ -127,9 +129,16 @@ def resolve_config(
         return with_settings(read_saved_toml(run / run_folder.CONFIG, training=True), settings)
     if model is not None or data is None:
         return configure(model or DEFAULT_MODEL, settings)
-    chosen = choose_sizes(data, choose_device(device).type)
-    if os.environ.get("RANK", "0") == "0":
-        typer.echo(f"{DEFAULT_MODEL}, with what fits these data and this machine (--set changes it):")
+    chosen = without(choose_sizes(data, choose_device(device).type), settings)
+    config = configure(DEFAULT_MODEL, [*(setting for each in chosen for setting in each.settings), *settings])
+    if _is_first():
+        fits = ", with what fits these data and this machine (--set changes it):" if chosen else ""
+        typer.echo(f"{DEFAULT_MODEL}{fits}")
         for each in chosen:
             typer.echo(f"  {' '.join(each.settings)}: {each.why}")
-    return configure(DEFAULT_MODEL, [*(setting for each in chosen for setting in each.settings), *settings])
+    return config
+
+
+def _is_first() -> bool:
+    """Whether this is the process that speaks, of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"

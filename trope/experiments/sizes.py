@@ -5,6 +5,7 @@ The rules are those of the recipes in configs/, which were chosen on validation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -51,6 +52,17 @@ def choose_sizes(data: Sequences, device: str) -> list[Choice]:
         schedule = ("train.epochs=20", "train.patience=2", "train.early_stop=6")
         chosen.append(Choice(schedule, f"an epoch has {windows // _BATCH:,} steps"))
     return chosen
+
+
+def without(chosen: Iterable[Choice], settings: Iterable[str]) -> list[Choice]:
+    """The choices that settings of --set leave as they are."""
+    own = {_name(setting) for setting in settings}
+    kept = [Choice(tuple(each for each in one.settings if _name(each) not in own), one.why) for one in chosen]
+    return [choice for choice in kept if choice.settings]
+
+
+def _name(setting: str) -> str:
+    return setting.partition("=")[0].strip()
 
 
 def _width(data: Sequences, device: str) -> Choice:
