@@ -32,9 +32,9 @@ def train(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A TOML file with all settings, instead of --model; or a recipe of configs/, whose sizes and training "
-            "--model then has. A run's config.toml has numbers where presets have auto: they do not follow another "
-            "model.width."
+            help="A TOML file with settings for --model, such as sizes; a file with all settings, instead of --model; "
+            "or a recipe of configs/. A run's config.toml has numbers where presets have auto: they do not follow "
+            "another model.width."
         ),
     ] = None,
     settings: Annotated[
@@ -118,13 +118,17 @@ def resolve_config(
     """
     from trope import runs as run_folder
     from trope.environment import choose_device
-    from trope.experiments.config_file import config_of_file
+    from trope.experiments.config_file import config_of_file, unnamed_model
     from trope.experiments.sizes import choose_sizes, without
     from trope.experiments.variants import configure
     from trope.settings import read_saved_toml, with_settings
 
     if file is not None:
-        return config_of_file(file, model, settings, DEFAULT_MODEL)
+        config = config_of_file(file, model, settings, DEFAULT_MODEL)
+        said = unnamed_model(file, settings, config) if model is None else None
+        if said is not None and _is_first():
+            typer.secho(f"trope: {said}", err=True)
+        return config
     if model is None and run is not None and (run / run_folder.CONFIG).is_file():
         return with_settings(read_saved_toml(run / run_folder.CONFIG, training=True), settings)
     if model is not None or data is None:
