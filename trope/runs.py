@@ -45,6 +45,7 @@ from trope import environment
 from trope.atomic import atomic_file
 from trope.config import Config
 from trope.settings import check_type, read_saved_toml, to_dict, to_toml
+from trope.times import say_duration, say_moment
 
 # Of a run.
 CONFIG, ENVIRONMENT, DATA = "config.toml", "env.json", "data.json"
@@ -187,6 +188,14 @@ def read_data(run: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{run} has no {DATA}; is it the folder of a run made by `trope train`?") from None
 
 
+def say_protocol(protocol: Mapping[str, Any]) -> str:
+    """A protocol of data.json or meta.json in words."""
+    cutoff, window = protocol.get("cutoff"), protocol.get("window")
+    if not (isinstance(cutoff, int) and isinstance(window, int)):
+        return str(protocol["name"])
+    return f"{protocol['name']}, {say_duration(window)} from {say_moment(cutoff)}"
+
+
 def read_metrics(run: Path) -> dict[str, Any]:
     """What a finished run wrote at its end."""
     advice = "copy the run again, or resume it to test the model again"
@@ -321,6 +330,7 @@ def _check_lineage(run: Path, given: dict[str, Any] | None) -> None:
 def _check_data(run: Path, given: dict[str, Any]) -> None:
     stored = read_data(run)
     advice = f"resume with {stored.get('path')}, or start a new run"
+    stored, given = ({**each, "protocol": say_protocol(each["protocol"])} for each in (stored, given))
     for key, what in (("protocol", "protocol"), ("items", "number of items"), ("checksum", "checksum")):
         if stored.get(key) != given[key]:
             raise ValueError(

@@ -13,7 +13,8 @@ from rich.text import Text
 from trope.data.folder import read_array, shard_folder
 from trope.data.printable import printable
 from trope.data.protocols import tied_share
-from trope.times import say_duration, say_moment
+from trope.runs import say_protocol
+from trope.times import say_moment
 
 # Above this share, most of the order that a model would learn from is the order of the file.
 _MOSTLY_TIED = 0.5
@@ -38,7 +39,7 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     if "names" in meta:
         grid.add_row("names", Text(printable(_named(meta))))
     grid.add_row("time", " to ".join(say_moment(moment) for moment in meta["time_span"]["all"]))
-    grid.add_row("protocol", protocol["name"] + _holdout(protocol))
+    grid.add_row("protocol", say_protocol(protocol))
     grid.add_row("training", f"{counts['train_events']:,} events, until {say_moment(meta['time_span']['train'][1])}")
     grid.add_row("evaluation", f"{counts['valid_users']:,} users validate, {counts['test_users']:,} test")
     folders = [meta["arrays"], *meta.get("shards", [])]
@@ -165,9 +166,3 @@ def _print_paper(rows: dict[str, dict[str, Any]], console: Console) -> None:
         table.add_row(name, f"{row['ours']:,}", f"{row['paper']:,}", verdict)
     console.print()
     console.print(table)
-
-
-def _holdout(protocol: dict[str, Any]) -> str:
-    if protocol["cutoff"] is None:
-        return ""
-    return f", {say_duration(protocol['window'])} from {say_moment(protocol['cutoff'])}"
