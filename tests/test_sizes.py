@@ -13,7 +13,10 @@ from trope.cli.main import app
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
 from trope.experiments import sizes
+from trope.experiments.advice import advice
+from trope.experiments.pool import plan
 from trope.experiments.sizes import Choice, choose_sizes, without
+from trope.experiments.variants import choose
 from trope.runs import CONFIG
 from trope.settings import read_toml
 
@@ -90,3 +93,31 @@ def test_nothing_is_announced_before_a_mistake(tmp_path: Path) -> None:
     ):  # fmt: skip
         result = CliRunner().invoke(app, ["train", str(data.path), "--out", str(out), "--device", "cpu", *settings])
         assert words in str(result.exception) and not result.output
+
+
+def test_a_comparison_warns_of_ties_and_of_wide_models_on_a_cpu(tmp_path: Path) -> None:
+    def said(data: Sequences, device: str, *settings: str) -> list[str]:
+        return advice(data, plan(choose(["hstu-time", "trope"], [], settings), [0], tmp_path / "runs"), device)
+
+    (tmp_path / "baskets").mkdir()
+    tied, plain = baskets(tmp_path / "baskets", "holdout"), tiny_data(tmp_path / "plain")
+    (ties,) = said(tied, "cuda")
+    assert ties.startswith("100 % of events share their time") and "--set model.predicts=next-moment" in ties
+    (slow,) = said(plain, "cpu")
+    assert slow.startswith("model.width is 512, which is slow on a CPU")
+    assert slow.endswith("--set model.width=64 --set model.heads=2 --set model.head_dim=32")
+    assert len(said(tied, "cpu")) == 2
+    assert not said(plain, "cuda") and not said(tied, "cpu", "model.predicts=next-event", "model.width=512")
+
+
+def test_the_command_gives_the_advice_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "baskets").mkdir()
+    data = baskets(tmp_path / "baskets", "next-basket")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trope.experiments.train_many.run_all", stop)
+    words = ["compare", str(data.path), "--models", "hstu-time,trope", "--out", str(tmp_path / "runs")]
+    result = CliRunner().invoke(app, [*words, "--device", "cpu"])
+    assert "trope: 100 % of events share" in result.output and "slow on a CPU" in result.output
