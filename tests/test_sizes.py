@@ -24,16 +24,14 @@ __all__ = ["one_thread"]  # a fixture for every test in here
 DAY = 86_400
 
 
-def baskets(path: Path, protocol: str, lines: int = 4, orders: int = 5) -> Sequences:
+def baskets(path: Path, protocol: str, lines: int = 4, orders: int = 5, window: int = DAY) -> Sequences:
     """Ten users who order every day, some lines at a time."""
     rows = [
         (user, (user + order * line) % 7, START + order * DAY)
         for user in range(10) for order in range(orders) for line in range(lines)
     ]  # fmt: skip
-    window = {"window": DAY} if protocol == "holdout" else {}
-    return prepared(
-        write_parquet(path / "log.parquet", rows), path / "data", loose(protocol=Protocol(protocol, **window))
-    )
+    asked = Protocol(protocol, window=window if protocol == "holdout" else None)
+    return prepared(write_parquet(path / "log.parquet", rows), path / "data", loose(protocol=asked))
 
 
 def chosen(data: Sequences, device: str) -> set[str]:
@@ -76,6 +74,16 @@ def test_the_command_says_what_it_chose_and_set_wins(tmp_path: Path) -> None:
     assert config.model.pulse and (config.model.width, config.model.heads, config.model.max_len) == (8, 2, 50)
     assert "model.heads=2: there is no GPU" in result.output and "model.max_len=50" in result.output
     assert "model.width=" not in result.output and "model.head_dim=" not in result.output  # --set has chosen
+
+
+def test_a_holdout_by_the_day_has_quarters_without_events(tmp_path: Path) -> None:
+    """The pulse asks at four moments of the validation window, of which one here has nobody to ask."""
+    data, run = baskets(tmp_path, "holdout", orders=6, window=2 * DAY), tmp_path / "run"
+    small = ["model.width=8", "model.head_dim=4", "model.blocks=1", "train.epochs=1", "train.refit=false"]
+    arguments = ["train", str(data.path), "--out", str(run), "--no-progress", "--device", "cpu"]
+    result = CliRunner().invoke(app, [*arguments, *(word for each in small for word in ("--set", each))])
+    assert result.exit_code == 0, result.output
+    assert "validation Recall@10" in result.output
 
 
 def test_choices_that_set_overrides_are_left_out() -> None:
