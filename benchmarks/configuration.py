@@ -26,17 +26,21 @@ For everyone who trains a model: every setting, its default and its meaning. Aft
 `--set group.field=value` or in a TOML file. `python benchmarks/configuration.py` writes this page; do not edit it.
 
 ```
-trope train data/clicks --model hstu-trope --out runs/a --set train.epochs=20 --set model.width=128
-trope train data/clicks --config mine.toml --out runs/b
+trope train data/clicks --model trope --out runs/a --set train.epochs=20 --set model.width=128
+trope train data/clicks --model trope --config mine.toml --out runs/b
 ```
 
 ```toml
-# mine.toml: a group is a table; fields that are left out keep their default
+# mine.toml: a group is a table; fields that are left out keep the model's own value
 [model]
 width = 128
 [train]
 epochs = 20
 ```
+
+`--model` gives the base, the file overrides it, and `--set` overrides both. Without `--model`, fields that are left out
+keep the defaults below. These are the settings of `hstu-time`: no rotary encoding and no pulse. A file that states
+`model.block`, `model.pulse` or `[rotary]` is a model of its own and takes no `--model`.
 
 A bad value is refused before anything is trained. A setting that the chosen model does not read is named on the screen.
 A run folder holds the resolved settings in `config.toml`.

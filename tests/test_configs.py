@@ -126,6 +126,27 @@ def test_what_a_comparison_would_ignore_is_refused(tmp_path: Path) -> None:
         settings_of_file(write(tmp_path / "c.toml", "[train]\nseed = 5\n"))
 
 
+def test_a_file_of_sizes_is_a_base_for_a_model_and_without_one_its_model_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "[model]\nwidth = 64\nblocks = 3\n[train]\nseed = 5\nrefit = true\n"
+    file, stated = write(tmp_path / "c.toml", text), ["model.width=64", "model.blocks=3", "train.seed=5"]
+    expected = configure("trope", [*stated, "train.refit=true", "model.heads=2"])
+    assert resolve_config("trope", file, ["model.heads=2"], None) == expected and expected.model.pulse
+    assert not capsys.readouterr().err
+    assert resolve_config(None, file, [], None) == preset("hstu-time", [*stated, "train.refit=true"])
+    named = capsys.readouterr().err
+    assert named == f"trope: model: hstu-time ({file} has no [rotary]); add --model trope for the recommended one\n"
+    resolve_config(None, file, ["model.time_bias=false"], None)
+    assert "model: hstu (" in capsys.readouterr().err
+    for settings in (["rotary.kind=trope"], ["model.pulse=true"]):  # --set names the model
+        resolve_config(None, file, settings, None)
+        assert not capsys.readouterr().err
+    own = write(tmp_path / "own.toml", "[model]\npulse = true\n")
+    with pytest.raises(ValueError, match=r"so --model hstu would be ignored: it states model\.pulse;"):
+        resolve_config("hstu", own, [], None)
+
+
 def test_train_takes_a_recipe_for_a_model_and_any_other_file_as_it_stands(tmp_path: Path) -> None:
     recipe, seed = CONFIGS / "ml-1m.toml", ["train.seed=3"]
     settings = [*find("ml-1m", CONFIGS).settings("ml-1m"), *seed]
@@ -133,7 +154,7 @@ def test_train_takes_a_recipe_for_a_model_and_any_other_file_as_it_stands(tmp_pa
     assert resolve_config("hstu-trope-paper", recipe, seed, None) == configure("hstu-trope-paper", settings)
     whole = write(tmp_path / "c.toml", '[rotary]\nkind = "torope"\n')
     assert resolve_config(None, whole, ["model.blocks=3"], None) == preset("hstu-torope", ["model.blocks=3"])
-    with pytest.raises(ValueError, match="is a whole config, so --model hstu would be ignored"):
+    with pytest.raises(ValueError, match=r"is a whole config, so --model hstu would be ignored: it states \[rotary\];"):
         resolve_config("hstu", whole, [], None)
     with pytest.raises(FileNotFoundError, match="there is no config file"):
         resolve_config(None, tmp_path / "none.toml", [], None)

@@ -23,6 +23,7 @@ from trope.serve.recommender import Recommender
 from trope.train.distributed import process_group
 from trope.train.fit import descend, fit, match_items, read_recipe
 from trope.train.loop import Trainer, train
+from trope.train.results import measured_in, say_measured, say_result
 
 __all__ = ["one_thread"]  # a fixture for every test in here
 # So impatient that the learning rate falls during the run.
@@ -154,7 +155,8 @@ def test_the_command_says_what_to_expect_and_the_run_serves(data: Sequences, run
     code, said = invoke("fit", data.path, "--like", run, "--out", out, "--device", "cpu", "--no-progress")
     assert code == 0, said
     metrics = json.loads((run / "metrics.json").read_text())
-    assert f"{metrics['test']['HR@10']:.4f} on test" in said and f"{data.num_events:,}" in said
+    assert f"test HR@10 {metrics['test']['HR@10']:.4f}" in said and f"{data.num_events:,}" in said
+    assert f"expect what {run} measured" in said
     served = Recommender.from_pretrained(out, "cpu")
     history = pd.DataFrame({"user_id": ["u"], "item_id": [1], "timestamp": [int(data.times.max())]})
     assert len(served.recommend(history, int(data.times.max()) + 60, k=3)) == 3
@@ -162,6 +164,29 @@ def test_the_command_says_what_to_expect_and_the_run_serves(data: Sequences, run
     assert code == 0, said
     code, said = invoke("evaluate", out, "--device", "cpu")
     assert code == 2 and "nothing to test" in said and str(run) in said
+
+
+def test_a_fit_like_a_fit_names_the_run_that_measured(data: Sequences, run: Path, fitted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, said = invoke("fit", data.path, "--like", fitted, "--out", out, "--device", "cpu", "--no-progress")
+    assert code == 0, said
+    assert f"as the validation of {run} chose" in said and f"expect what {run} measured" in said
+    assert measured_in(out) == measured_in(run) == run
+
+
+def test_which_numbers_have_the_pulse_is_said(run: Path) -> None:
+    fitted = {"exponent": 0.2, "criterion": "HR@10", "users": 2_800, "cosine": 0.023, "pulse": 0.217}
+    valid, test = {"HR@10": 0.026}, {"HR@10": 0.1967}
+    assert say_measured("HR@10", valid, test, fitted) == (
+        "validation HR@10 0.0260 (network alone), test HR@10 0.1967 (with the pulse, which raised HR@10 from 0.0230 "
+        "to 0.2170 on the 2,800 validation requests it was fitted to)"
+    )
+    for without in (None, {**fitted, "exponent": None}):
+        assert say_measured("HR@10", valid, test, without) == "validation HR@10 0.0260, test HR@10 0.1967"
+    metrics, pulse = (json.loads((run / name).read_text()) for name in ("metrics.json", PULSE))
+    said = say_result(metrics, "HR@10", run)  # as `trope train` ends
+    assert ("network alone" in said) == (pulse["exponent"] is not None)
+    assert f"best epoch {metrics['best_epoch']} of" in said and f"HR@10 {metrics['valid']['HR@10']:.4f}" in said
 
 
 def test_a_later_preparation_may_have_more_items(data: Sequences, run: Path, tmp_path: Path) -> None:

@@ -337,8 +337,10 @@ def test_a_run_is_not_overwritten_and_not_resumed_as_another(
         train(data, tiny("train.lr=0.1", "model.width=16"), run, "cpu", resume=True, progress=False)
     with pytest.raises(ValueError, match=r"train.table_state was 'full', now 'row'"):
         train(data, tiny("train.table_state=row"), run, "cpu", resume=True, progress=False)
-    with pytest.raises(ValueError, match=r"protocol is .*loo-paper.*the run's .*loo-strict"):
+    with pytest.raises(ValueError, match=r"protocol is loo-paper, the run's loo-strict; resume with"):
         train(tiny_data(tmp_path / "p", "loo-paper"), tiny(), run, "cpu", resume=True, progress=False)
+    with pytest.raises(ValueError, match=r"protocol is holdout, 1 day from \d{4}-\d\d-\d\d .*, the run's loo-strict;"):
+        train(tiny_data(tmp_path / "h", "holdout"), tiny(), run, "cpu", resume=True, progress=False)
     with pytest.raises(ValueError, match="number of items is 12, the run's 20"):
         train(tiny_data(tmp_path / "i", items=12), tiny(), run, "cpu", resume=True, progress=False)
     with pytest.raises(ValueError, match="its checksum is"):

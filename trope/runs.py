@@ -45,6 +45,7 @@ from trope import environment
 from trope.atomic import atomic_file
 from trope.config import Config
 from trope.settings import check_type, read_saved_toml, to_dict, to_toml
+from trope.times import say_duration, say_moment
 
 # Of a run.
 CONFIG, ENVIRONMENT, DATA = "config.toml", "env.json", "data.json"
@@ -147,10 +148,7 @@ def open_run(
     is read or written. lineage: of a run that follows another one; a run of another command, or another run's child,
     is not resumed.
     """
-    if run.exists() and not run.is_dir():
-        raise FileExistsError(f"{run} exists and is not a folder; choose another --out")
-    if not resume and run.exists() and any(run.iterdir()):
-        raise FileExistsError(f"{run} is not empty; pass --resume to continue its run, or choose another --out")
+    check_out(run, resume)
     run.mkdir(parents=True, exist_ok=True)
     if lock is not None:
         lock.take(run)
@@ -169,6 +167,14 @@ def open_run(
     write_json(run / DATA, seal(data.describe()))
 
 
+def check_out(run: Path, resume: bool) -> None:
+    """Refuse to train into a file, or without `resume` into a folder that has something in it."""
+    if run.exists() and not run.is_dir():
+        raise FileExistsError(f"{run} exists and is not a folder; choose another --out")
+    if not resume and run.exists() and any(run.iterdir()):
+        raise FileExistsError(f"{run} is not empty; pass --resume to continue its run, or choose another --out")
+
+
 def ranks_path(run: Path, split: str) -> Path:
     """Where a run keeps its ranks of a split, `valid` or `test`."""
     return run / RANKS.format(split=split)
@@ -180,6 +186,14 @@ def read_data(run: Path) -> dict[str, Any]:
         return read_json(run / DATA, _DATA_KINDS, "copy the run again")
     except FileNotFoundError:
         raise FileNotFoundError(f"{run} has no {DATA}; is it the folder of a run made by `trope train`?") from None
+
+
+def say_protocol(protocol: Mapping[str, Any]) -> str:
+    """A protocol of data.json or meta.json in words."""
+    cutoff, window = protocol.get("cutoff"), protocol.get("window")
+    if not (isinstance(cutoff, int) and isinstance(window, int)):
+        return str(protocol["name"])
+    return f"{protocol['name']}, {say_duration(window)} from {say_moment(cutoff)}"
 
 
 def read_metrics(run: Path) -> dict[str, Any]:
@@ -316,6 +330,7 @@ def _check_lineage(run: Path, given: dict[str, Any] | None) -> None:
 def _check_data(run: Path, given: dict[str, Any]) -> None:
     stored = read_data(run)
     advice = f"resume with {stored.get('path')}, or start a new run"
+    stored, given = ({**each, "protocol": say_protocol(each["protocol"])} for each in (stored, given))
     for key, what in (("protocol", "protocol"), ("items", "number of items"), ("checksum", "checksum")):
         if stored.get(key) != given[key]:
             raise ValueError(

@@ -78,7 +78,8 @@ def cost(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A TOML file with all settings, or a recipe of configs/, which --model then has; as in `trope train`."
+            help="A TOML file with settings for --model or with all settings, or a recipe of configs/; as in "
+            "`trope train`."
         ),
     ] = None,
     settings: Annotated[

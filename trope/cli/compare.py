@@ -102,8 +102,10 @@ def compare(
         from trope.experiments.train_many import train_many
         from trope.experiments.variants import choose
 
-        if len(paths) != 1 or out is None:
-            raise ValueError(f"--models needs one dataset and --out, got {len(paths)} paths and --out {out}")
+        if len(paths) != 1:
+            raise ValueError(f"--models trains on one dataset, got {len(paths)} paths: {', '.join(map(str, paths))}")
+        if out is None:
+            raise ValueError("--models needs a folder for its runs; add --out FOLDER")
         if split != "test":
             raise ValueError(f"--models compares on test, got --split {split}; compare the runs by their folders")
         common = common_settings(config, settings or [])

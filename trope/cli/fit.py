@@ -33,22 +33,20 @@ def fit(
     from trope.data.sequences import Sequences
     from trope.train.fit import fit as run_fit
     from trope.train.fit import match_items, read_recipe
+    from trope.train.results import measured_in, say_measured
 
     recipe, store = read_recipe(like), Sequences.load(data)
-    found = match_items(like, store)
+    found, measured = match_items(like, store), measured_in(like)
     is_first = os.environ.get("RANK", "0") == "0"
     if is_first:
         typer.echo(
-            f"every event is training: {store.num_events:,}; {len(recipe.factors)} epochs, as the validation of {like} "
-            "chose"
+            f"every event is training: {store.num_events:,}; {len(recipe.factors)} epochs, as the validation of "
+            f"{measured} chose"
         )
         if found.new or found.gone:
             typer.echo(f"items: {found.known:,} of {like}, {found.new:,} new, {found.gone:,} gone")
     with exit_codes():
         run_fit(store, like, out, device, resume, progress, checkpoint_seconds)
     if is_first:
-        name = recipe.config.train.criterion
-        typer.echo(
-            f"{out} is ready to serve. Nothing is left to test it on; expect what {like} measured: {name} "
-            f"{recipe.valid[name]:.4f} on validation, {recipe.test[name]:.4f} on test"
-        )
+        said = say_measured(recipe.config.train.criterion, recipe.valid, recipe.test, recipe.pulse)
+        typer.echo(f"{out} is ready to serve. Nothing is left to test it on; expect what {measured} measured: {said}")

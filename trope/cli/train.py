@@ -32,9 +32,9 @@ def train(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A TOML file with all settings, instead of --model; or a recipe of configs/, whose sizes and training "
-            "--model then has. A run's config.toml has numbers where presets have auto: they do not follow another "
-            "model.width."
+            help="A TOML file with settings for --model, such as sizes; a file with all settings, instead of --model; "
+            "or a recipe of configs/. A run's config.toml has numbers where presets have auto: they do not follow "
+            "another model.width."
         ),
     ] = None,
     settings: Annotated[
@@ -62,13 +62,15 @@ def train(
     """
     from trope.data.sequences import Sequences
     from trope.data.stream import Stream, parse_bytes
-    from trope.runs import CONFIG
+    from trope.runs import CONFIG, check_out
     from trope.settings import without_effect
-    from trope.train.loop import say_result
     from trope.train.loop import train as run_training
     from trope.train.process import die_with_parent
+    from trope.train.results import say_result
 
     die_with_parent()
+    if _is_first():  # the first process also makes the folder, maybe before another one looks
+        check_out(out, resume)
     store: Sequences | Stream
     if memory is None:
         store = whole = Sequences.load(data)
@@ -82,8 +84,8 @@ def train(
         typer.secho(f"trope: {note}", err=True)
     with exit_codes():
         summary = run_training(store, resolved, out, device, resume, progress, checkpoint_seconds)
-        if not progress and os.environ.get("RANK", "0") == "0":  # with a bar, training has said so
-            typer.echo(say_result(summary, resolved.train.criterion))
+        if not progress and _is_first():  # with a bar, training has said so
+            typer.echo(say_result(summary, resolved.train.criterion, out))
 
 
 @contextmanager
@@ -116,20 +118,31 @@ def resolve_config(
     """
     from trope import runs as run_folder
     from trope.environment import choose_device
-    from trope.experiments.config_file import config_of_file
-    from trope.experiments.sizes import choose_sizes
+    from trope.experiments.config_file import config_of_file, unnamed_model
+    from trope.experiments.sizes import choose_sizes, without
     from trope.experiments.variants import configure
     from trope.settings import read_saved_toml, with_settings
 
     if file is not None:
-        return config_of_file(file, model, settings, DEFAULT_MODEL)
+        config = config_of_file(file, model, settings, DEFAULT_MODEL)
+        said = unnamed_model(file, settings, config) if model is None else None
+        if said is not None and _is_first():
+            typer.secho(f"trope: {said}", err=True)
+        return config
     if model is None and run is not None and (run / run_folder.CONFIG).is_file():
         return with_settings(read_saved_toml(run / run_folder.CONFIG, training=True), settings)
     if model is not None or data is None:
         return configure(model or DEFAULT_MODEL, settings)
-    chosen = choose_sizes(data, choose_device(device).type)
-    if os.environ.get("RANK", "0") == "0":
-        typer.echo(f"{DEFAULT_MODEL}, with what fits these data and this machine (--set changes it):")
+    chosen = without(choose_sizes(data, choose_device(device).type), settings)
+    config = configure(DEFAULT_MODEL, [*(setting for each in chosen for setting in each.settings), *settings])
+    if _is_first():
+        fits = ", with what fits these data and this machine (--set changes it):" if chosen else ""
+        typer.echo(f"{DEFAULT_MODEL}{fits}")
         for each in chosen:
             typer.echo(f"  {' '.join(each.settings)}: {each.why}")
-    return configure(DEFAULT_MODEL, [*(setting for each in chosen for setting in each.settings), *settings])
+    return config
+
+
+def _is_first() -> bool:
+    """Whether this is the process that speaks, of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"

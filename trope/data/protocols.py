@@ -20,6 +20,8 @@ import numpy as np
 from trope.times import DAY, say_duration, say_moment
 
 PROTOCOLS = ("loo-strict", "loo-paper", "holdout", "next-basket")
+MOSTLY_TIED = 0.5
+"""Above this share of ties, most of the order that a model would learn from is the order of the file."""
 # Users are cut a piece at a time, so that a memory-mapped log of any size needs little memory.
 _PIECE = 1 << 22
 
@@ -160,3 +162,16 @@ def tied_share(times: np.ndarray, offsets: np.ndarray) -> float:
         as_next[offsets[first + 1 : last + 1] - start - 1] = False  # a user's last event has no next
         tied += int(np.count_nonzero(as_next | np.append(False, as_next[:-1])))
     return tied / max(int(offsets[-1]), 1)
+
+
+def say_ties(share: float, protocol: str) -> str:
+    """What a share of tied events means under a protocol, and what to train with."""
+    said = f"{100 * share:.0f} % of events share their time with another of the same user: their order is the file's. "
+    if protocol.startswith("loo"):
+        return said + (
+            "Leave-one-out asks for the last of them with the others as history. To predict the next basket, prepare "
+            "with --protocol next-basket or holdout, and train with --set model.predicts=next-moment."
+        )
+    return said + (
+        "Train with --set model.predicts=next-moment: they then predict the next basket, not the next line of the file."
+    )

@@ -12,11 +12,10 @@ from rich.text import Text
 
 from trope.data.folder import read_array, shard_folder
 from trope.data.printable import printable
-from trope.data.protocols import tied_share
-from trope.times import say_duration, say_moment
+from trope.data.protocols import MOSTLY_TIED, say_ties, tied_share
+from trope.runs import say_protocol
+from trope.times import say_moment
 
-# Above this share, most of the order that a model would learn from is the order of the file.
-_MOSTLY_TIED = 0.5
 # With fewer users, chance alone moves an HR@10 of 0.1 by more than 0.04 in either direction (95 % interval).
 FEW_USERS = 200
 
@@ -38,7 +37,7 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     if "names" in meta:
         grid.add_row("names", Text(printable(_named(meta))))
     grid.add_row("time", " to ".join(say_moment(moment) for moment in meta["time_span"]["all"]))
-    grid.add_row("protocol", protocol["name"] + _holdout(protocol))
+    grid.add_row("protocol", say_protocol(protocol))
     grid.add_row("training", f"{counts['train_events']:,} events, until {say_moment(meta['time_span']['train'][1])}")
     grid.add_row("evaluation", f"{counts['valid_users']:,} users validate, {counts['test_users']:,} test")
     folders = [meta["arrays"], *meta.get("shards", [])]
@@ -133,17 +132,9 @@ def _hint_at_ties(meta: dict[str, Any], out: Path) -> str:
         tied += tied_share(times, offsets) * len(times)
     share = tied / meta["counts"]["events"]
     has_baskets = protocol == "next-basket" or "baskets" in meta["counts"]
-    if share <= (0 if has_baskets else _MOSTLY_TIED):
+    if share <= (0 if has_baskets else MOSTLY_TIED):
         return ""
-    said = f"{100 * share:.0f} % of events share their time with another of the same user: their order is the file's. "
-    if protocol.startswith("loo"):
-        return said + (
-            "Leave-one-out asks for the last of them with the others as history. To predict the next basket, prepare "
-            "with --protocol next-basket or holdout, and train with --set model.predicts=next-moment."
-        )
-    return said + (
-        "Train with --set model.predicts=next-moment: they then predict the next basket, not the next line of the file."
-    )
+    return say_ties(share, protocol)
 
 
 def _print_bad(meta: dict[str, Any], console: Console) -> None:
@@ -165,9 +156,3 @@ def _print_paper(rows: dict[str, dict[str, Any]], console: Console) -> None:
         table.add_row(name, f"{row['ours']:,}", f"{row['paper']:,}", verdict)
     console.print()
     console.print(table)
-
-
-def _holdout(protocol: dict[str, Any]) -> str:
-    if protocol["cutoff"] is None:
-        return ""
-    return f", {say_duration(protocol['window'])} from {say_moment(protocol['cutoff'])}"

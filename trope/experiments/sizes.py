@@ -5,18 +5,19 @@ The rules are those of the recipes in configs/, which were chosen on validation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
-from trope.data.protocols import tied_share
+from trope.data.protocols import MOSTLY_TIED, tied_share
 from trope.data.sequences import Sequences
 
 # Users below which wide models overfit: Online Retail's 5,853 and The Complete Journey's 2,469 did.
 FEW_USERS = 10_000
-MOSTLY_TIED = 0.5
 # Steps of an epoch from which on the learning rate falls sooner.
 LONG_EPOCH = 1_000
+CPU_SIZE = ("model.width=64", "model.heads=2", "model.head_dim=32")
 _LENGTHS = (50, 100, 200)
 _BATCH = 128
 
@@ -53,9 +54,21 @@ def choose_sizes(data: Sequences, device: str) -> list[Choice]:
     return chosen
 
 
+def without(chosen: Iterable[Choice], settings: Iterable[str]) -> list[Choice]:
+    """The choices that settings of --set leave as they are."""
+    own = names(settings)
+    kept = [Choice(tuple(each for each in one.settings if not names([each]) & own), one.why) for one in chosen]
+    return [choice for choice in kept if choice.settings]
+
+
+def names(settings: Iterable[str]) -> set[str]:
+    """Of settings as for --set, without the values."""
+    return {setting.partition("=")[0].strip() for setting in settings}
+
+
 def _width(data: Sequences, device: str) -> Choice:
     if device == "cpu":
-        return Choice(("model.width=64", "model.heads=2", "model.head_dim=32"), "there is no GPU")
+        return Choice(CPU_SIZE, "there is no GPU")
     if data.num_users < FEW_USERS:
         why = f"{data.num_users:,} users are few"
         return Choice(("model.width=128", "model.heads=2", "model.head_dim=64"), why)

@@ -10,7 +10,9 @@ from typing import Any
 import typer
 
 from trope.data.sequences import Sequences
+from trope.environment import choose_device
 from trope.evaluate.metrics import Floats
+from trope.experiments.advice import advice
 from trope.experiments.live_table import LiveTable
 from trope.experiments.pool import Outcome, Run, Variant, mean_over_seeds, plan, run_all, write_results
 
@@ -50,6 +52,9 @@ def train_many(
             f"{out} has no finished run of these models, and --no-train trains none; copy the runs there or leave out "
             "--no-train"
         )
+    missing = [run for run in runs if not run.is_finished] if is_training else []
+    for line in advice(sequences, missing, choose_device(device).type) if missing else ():
+        typer.secho(f"trope: {line}", err=True)
     typer.echo(f"{len(runs)} runs in {out}, {len(finished)} finished before")
     with LiveTable(runs) as watch:
 

@@ -39,6 +39,7 @@ from trope.train.log import RunLog
 from trope.train.optimizer import make_optimizer, set_learning_rates
 from trope.train.process import StopRequest, reproducible, stop_signals
 from trope.train.pulse import fit_pulse, keep_counts, read_pulse
+from trope.train.results import say_result
 from trope.train.step import seed_for
 from trope.train.stepper import Stepper, is_sharded
 from trope.train.streamed import STREAM_PATIENCE, StreamFeed, check_streamed, go_on, make_feed
@@ -110,14 +111,8 @@ def train(
             del trainer
         summary = score_test(data.to(group.device), config, run, group, chosen, seconds)
         if progress and group.is_first:
-            tqdm.write(say_result(summary, config.train.criterion))
+            tqdm.write(say_result(summary, config.train.criterion, run))
         return summary
-
-
-def say_result(summary: dict[str, Any], criterion: str) -> str:
-    """What a training ended with, in a line."""
-    epochs = f"best epoch {summary['best_epoch']} of {summary['epochs']}"
-    return f"{epochs}: test {criterion} {summary['test'][criterion]:.4f}"
 
 
 class Trainer:

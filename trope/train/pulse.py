@@ -160,6 +160,8 @@ def _ask(model: SequentialRecommender, data: Sequences | Stream, config: Config,
             # In the window, what was chosen before a moment is what the test's histories hold before it.
             counts = model.pulse.count_in_time(data.in_time("test" if is_holdout else "valid"))
         for (view, users), until in zip(drawn, ends, strict=True):
+            if not len(users):  # a log by the day has no event in some quarters of its window
+                continue
             scorer = LiveScorer(model.pulse, encode, items_VE, view, "valid", until, counts)
             for part in users.split(_BATCH):
                 yield _features(scorer, view.eval_batch("valid", part, config.model.max_len), candidates_S, config)
