@@ -116,6 +116,7 @@ def read_log(source: Source, folder: Path, options: Options) -> dict[str, Any]:
     with open_engine("duckdb", source, folder, None, None, None) as engine:
         try:
             with Stages(None, engine.share_done) as stages:
+                source = engine.settle(source)
                 _, events, table, _ = _read(source, options, engine)
                 numbered = number(code(table, engine))
                 if numbered.num_events == 0:
@@ -154,6 +155,7 @@ def _check_apart(source: Source, out: Path) -> None:
 
 def _prepare(source: Source, folder: Path, options: Options, engine: Engine, stages: Stages) -> dict[str, Any]:
     """Write every array into `folder`; returns `meta.json` without its checksum."""
+    source = engine.settle(source)
     min_user = source.min_user if options.min_user is None else options.min_user
     min_item = source.min_item if options.min_item is None else options.min_item
     given = None if source.items_file is None else read_names(source.items_file, source.columns.item)

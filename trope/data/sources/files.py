@@ -10,7 +10,7 @@ from typing import Any
 from trope.data.dates import check_format
 from trope.data.sources import parquet
 from trope.data.sources.description import TIME_UNITS, Columns, Source
-from trope.data.sources.text import header
+from trope.data.sources.text import header, keys
 
 _SUFFIXES = {
     ".csv": "csv",
@@ -80,6 +80,8 @@ def check_columns(source: Source) -> Source:
         raise ValueError(f"time unit must be one of {', '.join(TIME_UNITS)}, got {source.time_unit!r}")
     if source.time_format:
         check_format(source.time_format)
+    if source.kind == "json" and source.unnamed:
+        source = source.settled(keys(source.files[0]))
     if source.kind in ("json", "table"):
         used = set(source.columns.used().values())
         if source.kind == "json" and len({name.casefold() for name in used}) < len(used):
@@ -90,6 +92,7 @@ def check_columns(source: Source) -> Source:
         return source
     if source.kind == "parquet":
         schemas = [parquet.schema(file) for file in source.files]
+        source = source.settled(schemas[0].names)
         for file, found in zip(source.files, schemas, strict=True):
             _check_fields(source, file, tuple(found.names))
         return replace(source, fields=tuple(schemas[0].names), by_file=parquet.check_agreement(source, schemas))
@@ -103,6 +106,7 @@ def check_columns(source: Source) -> Source:
                     "files of one source must agree"
                 )
             fields = names
+    source = source.settled(fields)
     _check_fields(source, source.files[0], fields)
     return replace(source, fields=fields)
 
@@ -115,7 +119,7 @@ def _check_fields(source: Source, file: Path, fields: tuple[str, ...]) -> None:
     for role, column in source.columns.used().items():
         if column not in fields:
             raise ValueError(
-                f"{file} has no column {column!r} for the {role}; "
+                f"{file} has no column {source.wanted(role)} for the {role}; "
                 + (_other_delimiter(source, fields) or _other_case(column, role, fields))
             )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trope.data.dates import check_format
-from trope.data.sources.description import Columns, Source
+from trope.data.sources.description import OTHER_NAMES, Columns, Source
 from trope.data.sources.files import check_columns, find_files, from_files, kind_of
 from trope.data.sources.published import NAMES, named
 from trope.data.sources.urls import shown
@@ -50,6 +50,12 @@ class Request:
         }
         return replace(default, **{role: column for role, column in asked.items() if column is not None})
 
+    @property
+    def unnamed(self) -> tuple[str, ...]:
+        """The roles whose columns may have another name than the default, since nobody asked for one."""
+        asked = {"user": self.user_col, "item": self.item_col}
+        return tuple(role for role in OTHER_NAMES if asked[role] is None)
+
 
 def resolve(request: Request) -> Source:
     """The source that a request names; its files are found and their columns checked."""
@@ -66,7 +72,9 @@ def _resolve(request: Request) -> Source:
         if request.table is None:
             raise ValueError(f"{shown(request.text)} is a connection; say which table with --table")
         columns = request.columns(Columns())
-        source = Source(shown(request.text), "table", columns, url=request.text, table=request.table)
+        source = Source(
+            shown(request.text), "table", columns, unnamed=request.unnamed, url=request.text, table=request.table
+        )
         return check_columns(replace(source, **unit))
     if request.text == SHOP:
         if request.raw is None:
@@ -84,6 +92,7 @@ def _resolve(request: Request) -> Source:
         name,
         _find_or_suggest(request.text),
         request.columns(Columns()),
+        unnamed=request.unnamed,
         **_folder(where),
         **_delimiter(request),
         **unit,
