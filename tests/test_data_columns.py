@@ -72,3 +72,18 @@ def test_a_column_that_is_named_is_the_only_one(tmp_path: Path) -> None:
         prepared(log, tmp_path / "out")
     with pytest.raises(ValueError, match="has no column 'user' or 'user_id' for the user"):  # taken: it is the item
         prepared(log, tmp_path / "out", item_col="user_id")
+
+
+@pytest.mark.parametrize("columns", [{}, {"user_col": "196", "item_col": "242", "time_col": "881250949"}])
+def test_a_first_line_that_is_an_event(tmp_path: Path, columns: dict[str, str]) -> None:
+    (tmp_path / "u.tsv").write_text("196\t242\t3.5\t881250949\n186\t302\t3\t891717742\n")
+    with pytest.raises(ValueError, match=r"looks like data, not a header \(196, 242, 3.5, 881.*; add a header line"):
+        prepared(tmp_path / "u.tsv", tmp_path / "out", **columns)
+
+
+def test_numbers_from_0_on_are_a_header(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", ROWS)
+    log.write_text(log.read_text().replace("user,item,timestamp", "0,1,2", 1))
+    assert prepared(log, tmp_path / "out", user_col="0", item_col="1", time_col="2").num_events == len(ROWS)
+    with pytest.raises(ValueError, match="it has 0, 1, 2: name it with --user-col"):
+        prepared(log, tmp_path / "other")

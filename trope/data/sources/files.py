@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _SUFFIXES = {
 _COMPRESSED = (".gz", ".zst")
 # What a first line that is one field may be separated by instead.
 _DELIMITERS = (";", "\t", "|", ",")
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
 def find_files(path: str) -> tuple[Path, ...]:
@@ -100,6 +102,7 @@ def check_columns(source: Source) -> Source:
     if source.header:
         for file in source.files:
             names = header(file, source.delimiter[0])
+            _check_header(file, names)
             if fields and names != fields:
                 raise ValueError(
                     f"{file} has columns {', '.join(names)}, but {source.files[0].name} has {', '.join(fields)}; "
@@ -109,6 +112,17 @@ def check_columns(source: Source) -> Source:
     source = source.settled(fields)
     _check_fields(source, source.files[0], fields)
     return replace(source, fields=fields)
+
+
+def _check_header(file: Path, fields: tuple[str, ...]) -> None:
+    """Refuse a first line of numbers alone: read as names of columns, it would be an event less."""
+    filled = [field.strip() for field in fields if field.strip()]
+    is_counted = filled == [str(place) for place in range(len(filled))]  # how pandas names columns without names
+    if filled and not is_counted and all(map(_NUMBER.fullmatch, filled)):
+        raise ValueError(
+            f"{file}: the first line looks like data, not a header ({', '.join(filled)[:60]}); add a header line such "
+            "as user,item,timestamp"
+        )
 
 
 def _check_fields(source: Source, file: Path, fields: tuple[str, ...]) -> None:
