@@ -158,7 +158,8 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     source = engine.settle(source)
     min_user = source.min_user if options.min_user is None else options.min_user
     min_item = source.min_item if options.min_item is None else options.min_item
-    given = None if source.items_file is None else read_names(source.items_file, source.columns.item)
+    file = source.items_file
+    given = None if file is None else read_names(file, source.columns.item, source.name_col)
     stages.begin("read and check")
     without_group, events, table, unwanted = _read(source, options, engine)
     core, before = k_core(table, min_user, min_item, options.once, engine, stages)

@@ -66,7 +66,8 @@ class Source:
     min_user, min_item: thresholds of the k-core that this dataset is usually filtered with.
     lookup: items to replace, None to keep them.
     names: returns item names by original id, for display; called once.
-    items_file: a CSV or Parquet file with names that go before those (`trope.data.item_names`).
+    items_file: a CSV or Parquet file with names that go before those (`trope.data.item_names`). name_col: its column
+        of names, None to look for the usual ones.
     paper: the paper's counts of this dataset, None where the paper has none.
     """
 
@@ -90,6 +91,7 @@ class Source:
     lookup: Lookup | None = None
     names: Callable[[], Mapping[str, str]] | None = None
     items_file: Path | None = None
+    name_col: str | None = None
     paper: Counts | None = None
 
     def settled(self, found: Collection[str]) -> Source:

@@ -22,7 +22,8 @@ class Request:
     text: a name such as `ml-20m`, an Ibis URL such as `postgres://host/db`, a file, a folder or a glob.
     raw: where a named dataset's published files are. level: `product` or `type`, for `complete-journey`.
     table: the table behind a URL. delimiter: one character between the fields of a CSV file, `\\t` for a tab.
-    time_format: how dates are written (`trope.data.dates`). items: a file with item names.
+    time_format: how dates are written (`trope.data.dates`).
+    items: a file with item names. name_col: the column of the names there.
     """
 
     text: str
@@ -38,6 +39,7 @@ class Request:
     delimiter: str | None = None
     time_format: str | None = None
     items: Path | None = None
+    name_col: str | None = None
 
     def columns(self, default: Columns) -> Columns:
         """The columns asked for; the others are those of `default`."""
@@ -59,7 +61,9 @@ class Request:
 
 def resolve(request: Request) -> Source:
     """The source that a request names; its files are found and their columns checked."""
-    return replace(_resolve(request), items_file=request.items)
+    if request.name_col is not None and request.items is None:
+        raise ValueError(f"--name-col {request.name_col} is a column of the file of item names; give that with --items")
+    return replace(_resolve(request), items_file=request.items, name_col=request.name_col)
 
 
 def _resolve(request: Request) -> Source:
