@@ -34,7 +34,7 @@ from trope.data.sources.urls import local_file
 from trope.data.splits import write_splits
 from trope.data.writer import staging, write_meta
 from trope.environment import __version__
-from trope.times import say_moment
+from trope.times import say_iso, say_moment
 
 ON_BAD = ("fail", "skip")
 MOST_EVENTS = 2**62
@@ -175,8 +175,7 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     }
     users = int(coded.users.count().to_pyarrow().as_py())
     if users == 0:
-        used = ", ".join(f"{name} {value}" for name, value in filters.items() if value)
-        raise ValueError(f"no events of {source.name} are left after filtering with {used}; loosen one of them")
+        raise ValueError(f"no events of {source.name} are left after filtering{_flags(filters, events.bad.count)}")
     names = _names(source, given)
     if options.shard_users is not None:
         stages.begin("sort")
@@ -208,6 +207,15 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
         **{name: written[name] for name in ("shard_users", "shards") if name in written},
         "made_by": {"trope": __version__, "engine": engine.label},
     }
+
+
+def _flags(filters: dict[str, Any], bad: int) -> str:
+    """The filters in use, as they are written on the command line. bad: rows that were skipped."""
+    used = [f"--{name.replace('_', '-')} {filters[name]}" for name in ("min_user", "min_item") if filters[name] > 1]
+    used += [f"--event {kind}" for kind in filters["event_types"]]
+    used += [f"--{name} {say_iso(filters[name])}" for name in ("since", "until") if filters[name] is not None]
+    used += ["--on-bad skip"] if bad else []
+    return f" with {', '.join(used)}; loosen one of them" if used else ""
 
 
 def _write_whole(
