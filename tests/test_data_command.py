@@ -177,6 +177,12 @@ def test_one_user_is_said_in_the_singular() -> None:
     assert say_evaluated({"counts": {"valid_users": 1, "test_users": 6}}) == "1 user validates, 6 test"
 
 
+def test_a_log_of_a_few_events_a_day_thins_out_nowhere(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [(1, n % 3, START + n * 7 * DAY // 8) for n in range(40)])
+    said = " ".join(run(log, "--out", tmp_path / "out", "--protocol", "holdout", "--window", "12h").split())
+    assert "thins out" not in said and "Choose another --cutoff or a longer --window." in said
+
+
 def test_users_are_not_to_be_kept_where_the_core_dropped_none(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [*random_log(), (1, 99, START)])
     said = " ".join(run(log, "--out", tmp_path / "out").split())

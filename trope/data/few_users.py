@@ -67,7 +67,7 @@ def _other_cutoff(meta: dict[str, Any], times: Iterable[np.ndarray]) -> str:
             valid, test = ((piece >= begin) & (piece < begin + window) for begin in (cutoff - window, cutoff))
             asked += [int(valid.sum()), int(test.sum())]
     typical = _typical(counts)
-    if asked.min() >= _THIN * typical:
+    if asked.min() >= int(_THIN * typical):  # a whole number: where a handful is typical, no window is thin
         return ""
     enough = counts >= _ENOUGH * typical
     good = np.flatnonzero(enough[1:] & enough[:-1]) + 1
