@@ -178,8 +178,8 @@ def test_one_user_is_said_in_the_singular() -> None:
 
 
 def test_a_log_of_a_few_events_a_day_thins_out_nowhere(tmp_path: Path) -> None:
-    log = write_csv(tmp_path / "log.csv", [(1, n % 3, START + n * 7 * DAY // 8) for n in range(40)])
-    said = " ".join(run(log, "--out", tmp_path / "out", "--protocol", "holdout", "--window", "12h").split())
+    log = write_csv(tmp_path / "log.csv", [(1, n % 3, START + n * DAY) for n in (*range(30), 35)])
+    said = " ".join(run(log, "--out", tmp_path / "out", "--protocol", "holdout").split())
     assert "thins out" not in said and "Choose another --cutoff or a longer --window." in said
 
 
