@@ -192,8 +192,17 @@ def test_a_misspelt_name_lists_the_names(tmp_path: Path) -> None:
 
 def test_nothing_left_after_filtering(tmp_path: Path) -> None:
     log = write_parquet(tmp_path / "log.parquet", ROWS)
-    refused(log, tmp_path / "out", "left after filtering with min_user 5, min_item 5", Options())
-    refused(log, tmp_path / "out", r"left after filtering .* since 1601000000", loose(since=START + 10**6))
+    refused(
+        log, tmp_path / "out", "left after filtering with --min-user 5, --min-item 5; loosen one of them$", Options()
+    )
+    said = "left after filtering with --since 2020-09-25T02:13:20Z; loosen"
+    refused(log, tmp_path / "out", said, loose(since=START + 10**6))
+    kinds = write_parquet(tmp_path / "kinds.parquet", ROWS, kind=["view"] * len(ROWS))
+    said = "with --event buy, --event sell, --until 2020"
+    options = loose(event_types=("buy", "sell"), until=START + 9)
+    refused(kinds, tmp_path / "out", said, options, event_col="kind")
+    (tmp_path / "bad.csv").write_text("user,item,timestamp\n1,2,never\n")
+    refused(tmp_path / "bad.csv", tmp_path / "out", "filtering with --on-bad skip; loosen", loose(on_bad="skip"))
     (tmp_path / "empty.csv").write_text("user,item,timestamp\n")
     refused(tmp_path / "empty.csv", tmp_path / "out", "has no events")
 

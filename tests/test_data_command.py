@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_logs import START, random_log, write_csv, write_parquet
+from data_logs import START, Event, loose, prepared, random_log, write_csv, write_parquet
 from rich.console import Console
 from test_data_sources import grocery, pixel
+from training import tiny
 from typer.testing import CliRunner
 
 from trope.cli.main import app
+from trope.data.few_users import say_evaluated
 from trope.data.folder import read_meta
+from trope.data.protocols import Protocol
 from trope.data.summary import summarise
+from trope.times import DAY, parse_moment
+from trope.train.loop import train
 
 
 def run(*arguments: object) -> str:
@@ -140,12 +145,60 @@ def test_nothing_dropped_is_said_too(tmp_path: Path) -> None:
     assert "too few" not in said
 
 
-@pytest.mark.parametrize(("protocol", "hint"), [("loo-strict", "A larger log"), ("holdout", "A longer --window")])
+@pytest.mark.parametrize(("protocol", "hint"), [("loo-strict", "A larger log"), ("holdout", "a longer --window")])
 def test_few_users_in_a_log_that_lost_none(tmp_path: Path, protocol: str, hint: str) -> None:
     flags = ("--out", tmp_path / "out", "--protocol", protocol)
     said = " ".join(run(write_csv(tmp_path / "log.csv", random_log(4_000, users=199)), *flags).split())
     assert "too few to tell models apart" in said and hint in said
     assert "--min-user 1" not in said
+
+
+def thinning() -> list[Event]:
+    """Ten full days from 2020-09-01 on, then one event a week; one item too rare for a 5-core."""
+    first = parse_moment("2020-09-01")
+    full = [(n % 300, n % 12, first + n * 10 * DAY // 6_000) for n in range(6_000)]
+    return [*full, *[(7, 1, first + (10 + 7 * week) * DAY) for week in range(1, 9)], (3, 99, first)]
+
+
+@pytest.mark.parametrize("shards", [(), ("--shard-users", 70)])
+def test_a_log_that_thins_out_gets_a_cutoff_proposed(tmp_path: Path, shards: tuple[object, ...]) -> None:
+    log = write_csv(tmp_path / "log.csv", thinning())
+    flags = ("--protocol", "holdout", "--window", "1d", *shards)
+    said = " ".join(run(log, "--out", tmp_path / "out", *flags, "--cutoff", "2020-11-06").split())
+    assert "evaluation 0 users validate, 1 tests" in said
+    assert "Only 0 users validate and 1 tests" in said and "The windows hold 0 and 1 events, a typical window" in said
+    proposed = "the log thins out after 2020-09-11 00:00 UTC. Pass --cutoff 2020-09-10T00:00:00Z."
+    assert proposed in said and "--min-user" not in said
+    said = " ".join(run(log, "--out", tmp_path / "next", *flags, "--cutoff", "2020-09-10T00:00:00Z").split())
+    assert "evaluation 300 users validate, 300 test " in said and "too few" not in said
+
+
+def test_one_user_is_said_in_the_singular() -> None:
+    assert say_evaluated({"counts": {"valid_users": 1, "test_users": 6}}) == "1 user validates, 6 test"
+
+
+def test_a_log_of_a_few_events_a_day_thins_out_nowhere(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [(1, n % 3, START + n * DAY) for n in (*range(30), 35)])
+    said = " ".join(run(log, "--out", tmp_path / "out", "--protocol", "holdout").split())
+    assert "thins out" not in said and "Choose another --cutoff or a longer --window." in said
+
+
+def test_users_are_not_to_be_kept_where_the_core_dropped_none(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [*random_log(), (1, 99, START)])
+    said = " ".join(run(log, "--out", tmp_path / "out").split())
+    assert "by the 5-core: 20 users, 16 items became 15" in said and "--min-user 1" not in said
+    assert "too few to tell models apart" in said
+
+
+def test_training_without_a_user_to_validate_advises_by_protocol(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", thinning())
+    window = Protocol("holdout", cutoff=parse_moment("2020-11-06"), window=DAY)
+    data = prepared(log, tmp_path / "out", loose(protocol=window))
+    with pytest.raises(ValueError, match="no user to validate on; prepare it with another --cutoff or a longer --win"):
+        train(data, tiny(), tmp_path / "run", "cpu", progress=False)
+    window = Protocol("holdout", cutoff=parse_moment("2020-11-04"), window=DAY)
+    with pytest.raises(ValueError, match=r"to test: .* choose another --cutoff or a longer --window, or loosen"):
+        prepared(log, tmp_path / "none", loose(protocol=window))
 
 
 def test_a_filter_of_two_thresholds_and_other_event_types(tmp_path: Path) -> None:

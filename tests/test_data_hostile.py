@@ -379,7 +379,7 @@ def test_bad_rows_of_files_with_one_name(tmp_path: Path) -> None:
         (MANY.replace("\n", "\r\n", 100), r"mixes line ends, CRLF and LF, from about line 1 on"),
         (MANY + f"1,2,{START}\r\n", r"mixes line ends, CRLF and LF,.* dos2unix"),
         (MANY.replace("timestamp\n", "timestamp,\n"), r"header has 4 fields, the last one empty: .*delimiter too many"),
-        (MANY.replace(",", ";"), r"no column 'user' for the user; .*'user;item;timestamp' .*--delimiter ';'"),
+        (MANY.replace(",", ";"), r"no column 'user' or 'user_id' .*; .*'user;item;timestamp' .*--delimiter ';'"),
         (MANY.replace(",", "\t"), r"--delimiter '\\t'"),
         ("user,item,timestamp\n" + "1,2,30/03/2023\n" * 9, r"\('30/03/2023'\): pass --time-format '%d/%m/%Y'$"),
         ("user,item,timestamp\n" + "1,2,03/30/2023 4:05 PM\n" * 9, r"pass --time-format '%m/%d/%Y %I:%M %p'$"),

@@ -250,6 +250,12 @@ def test_names_of_files_folders_and_columns(tmp_path: Path) -> None:
     both(tmp_path / "parquet", tmp_path / "three", basket_col="_metadata", event_col="Item")
 
 
+def test_columns_that_nobody_names(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", random_log(200))
+    log.write_text(log.read_text().replace("user,item", "user_id,item_id", 1))
+    both(log, tmp_path)
+
+
 def test_quoted_line_breaks(tmp_path: Path) -> None:
     ways = ['"{}"', "{}", '"a ""{}"" b"', '5" pipe {}', '"{}, x"', '"a\nb {}"', '"{}" ', '""""']
     rows = [f"{n % 9},{ways[n % len(ways)].format(n % 40)},{START + n // 50}\n" for n in range(900)]

@@ -48,8 +48,16 @@ def test_integers_of_a_parquet_file_are_their_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "columns", "said"),
     [
-        ("items.csv", ("article", "name"), "a column for the id, one of sku, item, item_id, id; it has article, name"),
-        ("items.csv", ("item", "text"), "a column for the name, one of name, item_name, title; it has item, text"),
+        (
+            "items.csv",
+            ("article", "name"),
+            "'item_id' or 'id' for the id; it has article, name: rename",
+        ),
+        (
+            "items.csv",
+            ("item", "text"),
+            "'item_name' or 'title' for the name; it has item, text: name it with --name-col",
+        ),
         ("items.xlsx", ("item", "name"), "cannot tell what items.xlsx holds; give a .csv, .tsv or .parquet"),
     ],
 )
@@ -82,6 +90,21 @@ def test_names_are_stored_counted_and_said(tmp_path: Path, log: Path) -> None:
     assert said in result.output
     meta = json.loads((tmp_path / "data" / "meta.json").read_text())
     assert meta["names"] == {"file": "items.csv", "named": 2, "unknown": 1, "repeated": 1}
+
+
+def test_a_column_of_names_by_its_name(tmp_path: Path, log: Path) -> None:
+    file = tmp_path / "items.parquet"
+    pq.write_table(pa.table({"item": [1], "Description": ["Bread"], "name": ["no"]}), file)
+    names = prepared(log, tmp_path / "data", items=file, name_col="Description").ids("item_names")
+    assert names is not None and names[0] == "Bread"
+    with pytest.raises(
+        ValueError, match="one column 'Text' for the name; it has item, Description, name: name it with"
+    ):
+        prepared(log, tmp_path / "other", items=file, name_col="Text")
+    with pytest.raises(ValueError, match="--name-col Text is a column of the file of item names; give that with"):
+        prepared(log, tmp_path / "other", name_col="Text")
+    flags = ("--out", str(tmp_path / "command"), "--items", str(file), "--name-col", "Description")
+    assert CliRunner().invoke(app, ["prepare", str(log), *flags]).exit_code == 0
 
 
 def test_without_items_nothing_changes(tmp_path: Path, log: Path) -> None:

@@ -243,6 +243,11 @@ def test_what_is_refused_is_refused_in_a_line(data: Sequences, run: Path, tmp_pa
         ((data.path, "--out", out, "--like", run, "--model", "trope"), "leave out --model"),
         ((data.path, "--out", out, "--like", tmp_path / "fitted"), "trained on every event"),
         ((data.path, "--out", out, "--like", run, "--every", "0d"), "longer than 0"),
+        (
+            (data.path, "--out", out, "--like", run, "--every", "2d"),
+            "before the only tick; choose --every at most half",
+        ),
+        ((data.path, "--out", out, "--model", "trope", "--every", "1w"), "of the test window, 2 days"),
         ((data.path, "--out", out, "--like", run, "--every", "soon"), "--every"),
         ((data.path, "--out", out, "--like", tmp_path), "no trained model"),
     ]:

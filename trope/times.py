@@ -87,6 +87,11 @@ def say_moment(seconds: int) -> str:
     return _say(seconds, "%Y-%m-%d %H:%M:%S UTC")
 
 
+def say_iso(seconds: int) -> str:
+    """A moment as an option takes it: '2017-12-20T18:00:00Z'."""
+    return _say(seconds, "%Y-%m-%dT%H:%M:%SZ")
+
+
 def say_minute(seconds: int) -> str:
     """A moment to the minute: '2017-12-20 18:00 UTC'."""
     return _say(seconds, "%Y-%m-%d %H:%M UTC")

@@ -37,9 +37,12 @@ def prepare(
         Path | None,
         typer.Option(help="Item names: a CSV or Parquet file with columns item (or as --item-col) and name."),
     ] = None,
+    name_col: Annotated[
+        str | None, typer.Option(help="Column of the names in --items. Default: name, item_name or title.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a dataset that exists, at the end.")] = False,
-    user_col: Annotated[str | None, typer.Option(help="Default: user.", rich_help_panel=_COLUMNS)] = None,
-    item_col: Annotated[str | None, typer.Option(help="Default: item.", rich_help_panel=_COLUMNS)] = None,
+    user_col: Annotated[str | None, typer.Option(help="Default: user, else user_id.", rich_help_panel=_COLUMNS)] = None,
+    item_col: Annotated[str | None, typer.Option(help="Default: item, else item_id.", rich_help_panel=_COLUMNS)] = None,
     time_col: Annotated[str | None, typer.Option(help="Default: timestamp.", rich_help_panel=_COLUMNS)] = None,
     basket_col: Annotated[str | None, typer.Option(help="Basket or order id.", rich_help_panel=_COLUMNS)] = None,
     event_col: Annotated[str | None, typer.Option(help="Event type, for --event.", rich_help_panel=_COLUMNS)] = None,
@@ -147,6 +150,7 @@ def prepare(
         delimiter,
         time_format,
         items,
+        name_col,
     )
     with _interruptible(), _generated(request, out) as request:
         found = resolve(request)

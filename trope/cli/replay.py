@@ -11,7 +11,9 @@ import typer
 def replay(
     data: Annotated[Path, typer.Argument(help="A folder made by `trope prepare --protocol holdout`.")],
     out: Annotated[Path, typer.Option(help="Folder of the report. The same command continues an interrupted replay.")],
-    every: Annotated[str, typer.Option(help="Length of a tick: 1h, 1d, 1w, …")] = "1d",
+    every: Annotated[
+        str, typer.Option(help="Length of a tick: 1h, 1d, 1w, …; at most half of the test window.")
+    ] = "1d",
     like: Annotated[
         Path | None, typer.Option(help="A finished run on DATA to replay. Default: train one into --out.")
     ] = None,
@@ -69,7 +71,7 @@ def _replay(
     chosen = environment.choose_device(device)
     with RunLock() as lock:
         try:
-            run = like or _train(data, out, asked, device, progress)
+            run = like or _train(data, out, every, asked, device, progress)
             playing = Replay(data, run, out, every, retrain_every, steps, chosen, lock)
 
             def tell(record: dict[str, Any], total: int) -> None:
@@ -100,14 +102,16 @@ def _replay(
     typer.echo(f"\nreport: {', '.join(printable(path) for path in paths)}")
 
 
-def _train(data: Any, out: Path, asked: tuple[str | None, Path | None, list[str]], device: str, progress: bool) -> Path:
+def _train(
+    data: Any, out: Path, every: int, asked: tuple[str | None, Path | None, list[str]], device: str, progress: bool
+) -> Path:
     """Train until the first tick: validation chooses the epochs, and a refit learns its events too."""
     from trope.cli.train import resolve_config
-    from trope.experiments.replay import TRAINING, window_of
+    from trope.experiments.replay import TRAINING, ticks_to_replay
     from trope.settings import with_settings
     from trope.train.loop import Interrupted, train
 
-    window_of(data)
+    ticks_to_replay(data, every)  # refused before the training
     run = out / TRAINING
     model, file, settings = asked
     config = with_settings(resolve_config(model, file, settings, run, data, device), ["train.refit=true"])

@@ -32,14 +32,14 @@ class ItemNames(NamedTuple):
         return {"file": self.file, "named": len(self.by_id) - unknown, "unknown": unknown, "repeated": self.repeated}
 
 
-def read_names(path: Path, item_col: str) -> ItemNames:
+def read_names(path: Path, item_col: str, name_col: str | None = None) -> ItemNames:
     """Read a file of names; of several rows with one id the first counts, and rows without a name do not.
 
-    item_col: the log's own name for the id's column.
+    item_col: the log's own name for the id's column. name_col: the column of the names, None to look for `NAMES`.
     """
     table = _read(path)
     id_column = _column(path, table.column_names, (item_col, *IDS), "id")
-    name_column = _column(path, table.column_names, NAMES, "name")
+    name_column = _column(path, table.column_names, NAMES if name_col is None else (name_col,), "name")
     kind = table.schema.field(id_column).type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise ValueError(f"{path}: column {id_column!r} must hold integers or text, got {kind}; cast the column")
@@ -78,5 +78,8 @@ def _column(path: Path, found: list[str], wanted: tuple[str, ...], what: str) ->
     for name in wanted:
         if found.count(name) == 1:
             return name
-    named = ", ".join(dict.fromkeys(wanted))
-    raise ValueError(f"--items: {path} must have a column for the {what}, one of {named}; it has {', '.join(found)}")
+    named = " or ".join(map(repr, dict.fromkeys(wanted)))
+    advice = "name it with --name-col" if what == "name" else "rename the one that holds it"
+    raise ValueError(
+        f"--items: {path} must have one column {named} for the {what}; it has {', '.join(found)}: {advice}"
+    )

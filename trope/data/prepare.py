@@ -34,7 +34,7 @@ from trope.data.sources.urls import local_file
 from trope.data.splits import write_splits
 from trope.data.writer import staging, write_meta
 from trope.environment import __version__
-from trope.times import say_moment
+from trope.times import say_iso, say_moment
 
 ON_BAD = ("fail", "skip")
 MOST_EVENTS = 2**62
@@ -116,6 +116,7 @@ def read_log(source: Source, folder: Path, options: Options) -> dict[str, Any]:
     with open_engine("duckdb", source, folder, None, None, None) as engine:
         try:
             with Stages(None, engine.share_done) as stages:
+                source = engine.settle(source)
                 _, events, table, _ = _read(source, options, engine)
                 numbered = number(code(table, engine))
                 if numbered.num_events == 0:
@@ -154,9 +155,11 @@ def _check_apart(source: Source, out: Path) -> None:
 
 def _prepare(source: Source, folder: Path, options: Options, engine: Engine, stages: Stages) -> dict[str, Any]:
     """Write every array into `folder`; returns `meta.json` without its checksum."""
+    source = engine.settle(source)
     min_user = source.min_user if options.min_user is None else options.min_user
     min_item = source.min_item if options.min_item is None else options.min_item
-    given = None if source.items_file is None else read_names(source.items_file, source.columns.item)
+    file = source.items_file
+    given = None if file is None else read_names(file, source.columns.item, source.name_col)
     stages.begin("read and check")
     without_group, events, table, unwanted = _read(source, options, engine)
     core, before = k_core(table, min_user, min_item, options.once, engine, stages)
@@ -172,8 +175,7 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
     }
     users = int(coded.users.count().to_pyarrow().as_py())
     if users == 0:
-        used = ", ".join(f"{name} {value}" for name, value in filters.items() if value)
-        raise ValueError(f"no events of {source.name} are left after filtering with {used}; loosen one of them")
+        raise ValueError(f"no events of {source.name} are left after filtering{_flags(filters, events.bad.count)}")
     names = _names(source, given)
     if options.shard_users is not None:
         stages.begin("sort")
@@ -205,6 +207,15 @@ def _prepare(source: Source, folder: Path, options: Options, engine: Engine, sta
         **{name: written[name] for name in ("shard_users", "shards") if name in written},
         "made_by": {"trope": __version__, "engine": engine.label},
     }
+
+
+def _flags(filters: dict[str, Any], bad: int) -> str:
+    """The filters in use, as they are written on the command line. bad: rows that were skipped."""
+    used = [f"--{name.replace('_', '-')} {filters[name]}" for name in ("min_user", "min_item") if filters[name] > 1]
+    used += [f"--event {kind}" for kind in filters["event_types"]]
+    used += [f"--{name} {say_iso(filters[name])}" for name in ("since", "until") if filters[name] is not None]
+    used += ["--on-bad skip"] if bad else []
+    return f" with {', '.join(used)}; loosen one of them" if used else ""
 
 
 def _write_whole(

@@ -78,6 +78,11 @@ class Protocol:
         assert self.window is not None
         return self.cutoff if split == "test" else self.cutoff - self.window
 
+    @property
+    def alternative(self) -> str:
+        """What to prepare with instead where this protocol leaves nobody to evaluate."""
+        return "another --cutoff or a longer --window" if self.name == "holdout" else "another --protocol"
+
     def to_dict(self) -> dict[str, Any]:
         """For `meta.json`; `Protocol(**d)` reads it back."""
         return asdict(self)

@@ -45,7 +45,7 @@ def write_shards(
     if not any(each.test_users for each in facts):
         raise ValueError(
             f"protocol {protocol.name} leaves no user of {name} to test: the longest of {total:,} users has "
-            f"{max(each.longest for each in facts)} events; choose another protocol or loosen a filter"
+            f"{max(each.longest for each in facts)} events; choose {protocol.alternative}, or loosen a filter"
         )
     sizes = Sizes(total, int(coded.items.count().to_pyarrow().as_py()), sum(each.events for each in facts))
     assert sum(each.users for each in facts) == total, "a shard has lost users"

@@ -26,7 +26,7 @@ def write_splits(folder: Path, protocol: Protocol, name: str) -> dict[str, Any]:
     if not tested.any():
         raise ValueError(
             f"protocol {protocol.name} leaves no user of {name} to test: the longest of {len(begins):,} users has "
-            f"{int(np.diff(offsets).max())} events; choose another protocol or loosen a filter"
+            f"{int(np.diff(offsets).max())} events; choose {protocol.alternative}, or loosen a filter"
         )
     return {
         "entry": write_array(folder, "splits", np.stack(cuts)),

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trope.data.few_users import say_evaluated, warn_of_few
 from trope.data.folder import read_array, shard_folder
 from trope.data.printable import printable
 from trope.data.protocols import MOSTLY_TIED, say_ties, tied_share
 from trope.runs import say_protocol
 from trope.times import say_moment
-
-# With fewer users, chance alone moves an HR@10 of 0.1 by more than 0.04 in either direction (95 % interval).
-FEW_USERS = 200
 
 
 def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -> None:
@@ -39,7 +38,7 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     grid.add_row("time", " to ".join(say_moment(moment) for moment in meta["time_span"]["all"]))
     grid.add_row("protocol", say_protocol(protocol))
     grid.add_row("training", f"{counts['train_events']:,} events, until {say_moment(meta['time_span']['train'][1])}")
-    grid.add_row("evaluation", f"{counts['valid_users']:,} users validate, {counts['test_users']:,} test")
+    grid.add_row("evaluation", say_evaluated(meta))
     folders = [meta["arrays"], *meta.get("shards", [])]
     size = sum(entry["bytes"] for arrays in folders for entry in arrays.values())
     several = "" if len(folders) == 2 else "s"
@@ -47,7 +46,8 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     grid.add_row("size", f"{size / 2**20:,.1f} MiB{shards}")
     grid.add_row("checksum", meta["checksum"])
     console.print(grid)
-    for hint in (_warn_of_few(meta), _hint_at_ties(meta, out)):
+    few = warn_of_few(meta, (times for times, _ in _events(meta, out)), _filter(meta["filters"]))
+    for hint in (few, _hint_at_ties(meta, out)):
         if hint:
             console.print(f"\n{hint}", soft_wrap=True, highlight=False, markup=False)
     if meta["bad_rows"]["count"]:
@@ -101,40 +101,25 @@ def _shrunk(sizes: dict[str, list[int]] | None) -> str:
     return ", ".join(said.values())
 
 
-def _warn_of_few(meta: dict[str, Any]) -> str:
-    """A warning where too few users are evaluated, and how to get more; else ""."""
-    valid, test = meta["counts"]["valid_users"], meta["counts"]["test_users"]
-    fewest = min(valid, test)
-    if fewest >= FEW_USERS:
-        return ""
-    # Half of a 95 % interval of a share of 0.1.
-    spread = 1.96 * math.sqrt(0.1 * 0.9 / max(fewest, 1))
-    said = (
-        f"Only {valid:,} users validate and {test:,} test, too few to tell models apart: by chance alone an HR@10 of "
-        f"0.10 varies by ± {spread:.2f}. "
-    )
-    if meta["dropped"]["rows"]["core"]:
-        return said + f"Keep more users with --min-user 1 --min-item 1, without the {_filter(meta['filters'])}."
-    if meta["protocol"]["name"] == "holdout":
-        return said + "A longer --window evaluates more of them."
-    return said + "A larger log would have more."
-
-
 def _hint_at_ties(meta: dict[str, Any], out: Path) -> str:
     """Advice for data where events of a user share their time, as the lines of a basket do; else ""."""
     protocol = meta["protocol"]["name"]
-    where = [(out, meta)]
-    if "shards" in meta:
-        where = [(shard_folder(out, number), {"arrays": arrays}) for number, arrays in enumerate(meta["shards"])]
-    tied = 0.0
-    for folder, described in where:
-        times, offsets = (read_array(folder, name, described, verify=False) for name in ("times", "offsets"))
-        tied += tied_share(times, offsets) * len(times)
+    tied = sum(tied_share(times, offsets) * len(times) for times, offsets in _events(meta, out))
     share = tied / meta["counts"]["events"]
     has_baskets = protocol == "next-basket" or "baskets" in meta["counts"]
     if share <= (0 if has_baskets else MOSTLY_TIED):
         return ""
     return say_ties(share, protocol)
+
+
+def _events(meta: dict[str, Any], out: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Times and offsets of the dataset, or of each of its shards."""
+    where = [(out, meta)]
+    if "shards" in meta:
+        where = [(shard_folder(out, number), {"arrays": arrays}) for number, arrays in enumerate(meta["shards"])]
+    for folder, described in where:
+        times, offsets = (read_array(folder, name, described, verify=False) for name in ("times", "offsets"))
+        yield times, offsets
 
 
 def _print_bad(meta: dict[str, Any], console: Console) -> None:

@@ -30,7 +30,9 @@ def evaluate(
         return evaluation.evaluate(model, data, split, filter_seen, max_len, **options)
     assert options.get("counting") is None, "a stream has no control"
     if not data.can_evaluate(split):
-        raise ValueError(f"{data.path} has no user to evaluate in split {split!r}; prepare it with another protocol")
+        raise ValueError(
+            f"{data.path} has no user to evaluate in split {split!r}; prepare it with {data.protocol.alternative}"
+        )
     pulse, counts = fitted_pulse(model), None
     if pulse is not None and options.get("live", True):
         counts = pulse.count_in_time(data.in_time(split))

@@ -94,8 +94,7 @@ class Replay:
         device: torch.device,
         lock: RunLock,
     ) -> None:
-        start, window = window_of(data)
-        self.ticks = ticks_of(start, start + window, every)
+        self.ticks = ticks_to_replay(data, every)
         self.group, self.out, self.steps, self.retrain_every = Group(0, 1, device), out, steps, retrain_every
         self.recipe = read_recipe(run)
         if read_lineage(run) is not None:
@@ -251,6 +250,18 @@ def window_of(data: Sequences) -> tuple[int, int]:
     assert data.protocol.cutoff is not None
     assert data.protocol.window is not None
     return data.protocol.cutoff, data.protocol.window
+
+
+def ticks_to_replay(data: Sequences, every: int) -> list[Tick]:
+    """The ticks of a holdout's test window, at least two: nothing is learned before the first."""
+    start, window = window_of(data)
+    ticks = ticks_of(start, start + window, every)
+    if len(ticks) < 2:
+        raise ValueError(
+            "nothing is learned before the only tick; choose --every at most half of the test window, "
+            f"{say_duration(window)}"
+        )
+    return ticks
 
 
 def rank(model: SequentialRecommender, view: Sequences, config: Config, counted_until: int | None = None) -> EvalResult:

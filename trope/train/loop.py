@@ -141,7 +141,7 @@ class Trainer:
         self.config, self.run_folder, self.group, self.factors = config, run, group, factors
         self.is_refit = factors is not None and lineage is None
         if factors is None and not data.can_evaluate("valid"):
-            raise ValueError(f"{data.path} has no user to validate on; prepare it with another protocol")
+            raise ValueError(f"{data.path} has no user to validate on; prepare it with {data.protocol.alternative}")
         self.data = data.to(group.device)
         self.feed = make_feed(self.data, config, group)
         torch.manual_seed(seed_for(config.train.seed, "init"))

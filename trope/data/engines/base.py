@@ -69,6 +69,12 @@ class Engine(Protocol):
 
     label: str
 
+    def settle(self, source: Source) -> Source:
+        """The source with its columns chosen, where only a connection can tell which there are; call it before `read`.
+
+        The columns of files are chosen when they are found.
+        """
+
     def read(self, source: Source) -> RawEvents:
         """The source's events; computed when needed, where the engine is lazy."""
 

@@ -98,6 +98,9 @@ class DuckDB:
             except (pa.ArrowException, OSError) as error:  # how Arrow hands on what DuckDB raises in a stream
                 raise duckdb.Error(str(error)) from None
 
+    def settle(self, source: Source) -> Source:
+        return source
+
     def read(self, source: Source) -> RawEvents:
         return self._read_parquet(source) if source.kind == "parquet" else self._read_text(source)
 

@@ -115,6 +115,9 @@ class Spark:
         for row in written.collect():
             yield json.loads(row.found)
 
+    def settle(self, source: Source) -> Source:
+        return source
+
     def read(self, source: Source) -> RawEvents:
         hidden = [file.name for file in source.files if file.name.startswith(("_", "."))]
         if hidden:

@@ -34,17 +34,16 @@ class Warehouse:
             raise ValueError(f"cannot connect to {shown(url)}: {redacted(error, url)}") from None
         self.label = f"{self._connection.name} {self._connection.version}"
 
+    def settle(self, source: Source) -> Source:
+        return source.settled(self._table(source).columns)
+
     def read(self, source: Source) -> RawEvents:
-        try:
-            table = self._connection.table(source.table)
-        except Exception as error:  # as above
-            said = redacted(error, source.url)
-            raise ValueError(f"no table {source.table!r} in {source.name}: {said}; name one with --table") from None
+        table = self._table(source)
         used = source.columns.used()
         for role, column in used.items():
             if column not in table.columns:
                 raise ValueError(
-                    f"table {source.table} has no column {column!r} for the {role}; it has "
+                    f"table {source.table} has no column {source.wanted(role)} for the {role}; it has "
                     f"{', '.join(table.columns)}: name it with --{role}-col"
                 )
         time = table[source.columns.time]
@@ -54,6 +53,13 @@ class Warehouse:
             chosen["time"] = time.cast("timestamp").epoch_seconds().cast("int64")
         # Every place is 0: the order among equal times then falls to the item.
         return RawEvents(table.select(**chosen, place=ibis.literal(0, "int64")), "s" if temporal else source.time_unit)
+
+    def _table(self, source: Source) -> ir.Table:
+        try:
+            return self._connection.table(source.table)
+        except Exception as error:  # as above
+            said = redacted(error, source.url)
+            raise ValueError(f"no table {source.table!r} in {source.name}: {said}; name one with --table") from None
 
     def read_lookup(self, lookup: Lookup) -> ir.Table:
         raise ValueError(f"items of a table cannot be looked up in {lookup.path}; join them there")

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 TIME_UNITS = ("s", "ms", "us", "ns", "iso")
+# Names that are looked for where nobody named the column and the default is absent: those of our own answers.
+OTHER_NAMES = {"user": "user_id", "item": "item_id"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Source:
     kind: `csv`, `json` (one object a line), `parquet` or `table`.
     files: in the order that breaks ties in time. Empty for a table.
     folder: set where the source is all files below it.
+    unnamed: roles of `OTHER_NAMES` whose column is the default, because nobody named it.
     fields: all columns of a CSV file, or of the first Parquet file, in order. header: whether the first line of a CSV
         file names them. by_file: whether Parquet files must be read one by one (`trope.data.sources.parquet`).
     time_unit: one of `TIME_UNITS`; `iso` is for dates as text. time_format: how such dates are written
@@ -63,7 +66,8 @@ class Source:
     min_user, min_item: thresholds of the k-core that this dataset is usually filtered with.
     lookup: items to replace, None to keep them.
     names: returns item names by original id, for display; called once.
-    items_file: a CSV or Parquet file with names that go before those (`trope.data.item_names`).
+    items_file: a CSV or Parquet file with names that go before those (`trope.data.item_names`). name_col: its column
+        of names, None to look for the usual ones.
     paper: the paper's counts of this dataset, None where the paper has none.
     """
 
@@ -72,6 +76,7 @@ class Source:
     columns: Columns
     files: tuple[Path, ...] = ()
     folder: Path | None = None
+    unnamed: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
     header: bool = True
     delimiter: str = ","
@@ -86,7 +91,23 @@ class Source:
     lookup: Lookup | None = None
     names: Callable[[], Mapping[str, str]] | None = None
     items_file: Path | None = None
+    name_col: str | None = None
     paper: Counts | None = None
+
+    def settled(self, found: Collection[str]) -> Source:
+        """The source with `user_id` and `item_id` for unnamed columns whose default is not among those `found`."""
+        used = self.columns.used()
+        other = {
+            role: OTHER_NAMES[role]
+            for role in self.unnamed
+            if used[role] not in found and OTHER_NAMES[role] in found and OTHER_NAMES[role] not in used.values()
+        }
+        return replace(self, columns=replace(self.columns, **other))
+
+    def wanted(self, role: str) -> str:
+        """The column of a role for messages: `'user' or 'user_id'`."""
+        names = [self.columns.used()[role], *([OTHER_NAMES[role]] if role in self.unnamed else [])]
+        return " or ".join(map(repr, dict.fromkeys(names)))
 
     @property
     def is_text(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from trope.data.dates import check_format
 from trope.data.sources import parquet
 from trope.data.sources.description import TIME_UNITS, Columns, Source
-from trope.data.sources.text import header
+from trope.data.sources.text import header, keys
 
 _SUFFIXES = {
     ".csv": "csv",
@@ -26,6 +27,7 @@ _SUFFIXES = {
 _COMPRESSED = (".gz", ".zst")
 # What a first line that is one field may be separated by instead.
 _DELIMITERS = (";", "\t", "|", ",")
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
 def find_files(path: str) -> tuple[Path, ...]:
@@ -80,6 +82,8 @@ def check_columns(source: Source) -> Source:
         raise ValueError(f"time unit must be one of {', '.join(TIME_UNITS)}, got {source.time_unit!r}")
     if source.time_format:
         check_format(source.time_format)
+    if source.kind == "json" and source.unnamed:
+        source = source.settled(keys(source.files[0]))
     if source.kind in ("json", "table"):
         used = set(source.columns.used().values())
         if source.kind == "json" and len({name.casefold() for name in used}) < len(used):
@@ -90,6 +94,7 @@ def check_columns(source: Source) -> Source:
         return source
     if source.kind == "parquet":
         schemas = [parquet.schema(file) for file in source.files]
+        source = source.settled(schemas[0].names)
         for file, found in zip(source.files, schemas, strict=True):
             _check_fields(source, file, tuple(found.names))
         return replace(source, fields=tuple(schemas[0].names), by_file=parquet.check_agreement(source, schemas))
@@ -97,14 +102,27 @@ def check_columns(source: Source) -> Source:
     if source.header:
         for file in source.files:
             names = header(file, source.delimiter[0])
+            _check_header(file, names)
             if fields and names != fields:
                 raise ValueError(
                     f"{file} has columns {', '.join(names)}, but {source.files[0].name} has {', '.join(fields)}; "
                     "files of one source must agree"
                 )
             fields = names
+    source = source.settled(fields)
     _check_fields(source, source.files[0], fields)
     return replace(source, fields=fields)
+
+
+def _check_header(file: Path, fields: tuple[str, ...]) -> None:
+    """Refuse a first line of numbers alone: read as names of columns, it would be an event less."""
+    filled = [field.strip() for field in fields if field.strip()]
+    is_counted = filled == [str(place) for place in range(len(filled))]  # how pandas names columns without names
+    if filled and not is_counted and all(map(_NUMBER.fullmatch, filled)):
+        raise ValueError(
+            f"{file}: the first line looks like data, not a header ({', '.join(filled)[:60]}); add a header line such "
+            "as user,item,timestamp"
+        )
 
 
 def _check_fields(source: Source, file: Path, fields: tuple[str, ...]) -> None:
@@ -115,7 +133,7 @@ def _check_fields(source: Source, file: Path, fields: tuple[str, ...]) -> None:
     for role, column in source.columns.used().items():
         if column not in fields:
             raise ValueError(
-                f"{file} has no column {column!r} for the {role}; "
+                f"{file} has no column {source.wanted(role)} for the {role}; "
                 + (_other_delimiter(source, fields) or _other_case(column, role, fields))
             )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trope.data.dates import check_format
-from trope.data.sources.description import Columns, Source
+from trope.data.sources.description import OTHER_NAMES, Columns, Source
 from trope.data.sources.files import check_columns, find_files, from_files, kind_of
 from trope.data.sources.published import NAMES, named
 from trope.data.sources.urls import shown
@@ -22,7 +22,8 @@ class Request:
     text: a name such as `ml-20m`, an Ibis URL such as `postgres://host/db`, a file, a folder or a glob.
     raw: where a named dataset's published files are. level: `product` or `type`, for `complete-journey`.
     table: the table behind a URL. delimiter: one character between the fields of a CSV file, `\\t` for a tab.
-    time_format: how dates are written (`trope.data.dates`). items: a file with item names.
+    time_format: how dates are written (`trope.data.dates`).
+    items: a file with item names. name_col: the column of the names there.
     """
 
     text: str
@@ -38,6 +39,7 @@ class Request:
     delimiter: str | None = None
     time_format: str | None = None
     items: Path | None = None
+    name_col: str | None = None
 
     def columns(self, default: Columns) -> Columns:
         """The columns asked for; the others are those of `default`."""
@@ -50,10 +52,18 @@ class Request:
         }
         return replace(default, **{role: column for role, column in asked.items() if column is not None})
 
+    @property
+    def unnamed(self) -> tuple[str, ...]:
+        """The roles whose columns may have another name than the default, since nobody asked for one."""
+        asked = {"user": self.user_col, "item": self.item_col}
+        return tuple(role for role in OTHER_NAMES if asked[role] is None)
+
 
 def resolve(request: Request) -> Source:
     """The source that a request names; its files are found and their columns checked."""
-    return replace(_resolve(request), items_file=request.items)
+    if request.name_col is not None and request.items is None:
+        raise ValueError(f"--name-col {request.name_col} is a column of the file of item names; give that with --items")
+    return replace(_resolve(request), items_file=request.items, name_col=request.name_col)
 
 
 def _resolve(request: Request) -> Source:
@@ -66,7 +76,9 @@ def _resolve(request: Request) -> Source:
         if request.table is None:
             raise ValueError(f"{shown(request.text)} is a connection; say which table with --table")
         columns = request.columns(Columns())
-        source = Source(shown(request.text), "table", columns, url=request.text, table=request.table)
+        source = Source(
+            shown(request.text), "table", columns, unnamed=request.unnamed, url=request.text, table=request.table
+        )
         return check_columns(replace(source, **unit))
     if request.text == SHOP:
         if request.raw is None:
@@ -84,6 +96,7 @@ def _resolve(request: Request) -> Source:
         name,
         _find_or_suggest(request.text),
         request.columns(Columns()),
+        unnamed=request.unnamed,
         **_folder(where),
         **_delimiter(request),
         **unit,

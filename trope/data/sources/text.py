@@ -8,6 +8,7 @@ an engine could misread. Both engines see only files that passed.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -33,13 +34,21 @@ def open_text(file: Path) -> pa.NativeFile:
     return pa.input_stream(str(file), compression="detect")
 
 
+def keys(file: Path) -> set[str]:
+    """The keys of the JSON lines in the first block of a file, plain or compressed; other lines do not count."""
+    found: set[str] = set()
+    for line in _head(file).splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        found |= row.keys() if isinstance(row, dict) else set()
+    return found
+
+
 def header(file: Path, delimiter: str) -> tuple[str, ...]:
     """The column names in the first line of a text file, plain or compressed; empty names are kept."""
-    try:
-        with open_text(file) as stream:
-            head = bytes(stream.read(_BLOCK))
-    except (OSError, pa.ArrowException) as error:
-        raise _unreadable(file, error) from None
+    head = _head(file)
     try:
         line = re.split(rb"[\r\n]", head.removeprefix(_BOM), maxsplit=1)[0].decode()
     except UnicodeDecodeError:
@@ -54,6 +63,15 @@ def header(file: Path, delimiter: str) -> tuple[str, ...]:
         what = "is empty" if file.stat().st_size == 0 else "begins with an empty line"
         raise ValueError(f"{file} {what}; its first line must name the columns")
     return fields
+
+
+def _head(file: Path) -> bytes:
+    """The first block of a file."""
+    try:
+        with open_text(file) as stream:
+            return bytes(stream.read(_BLOCK))
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(file, error) from None
 
 
 def check_text(source: Source, strict: bool = False) -> bool:

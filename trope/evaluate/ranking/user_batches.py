@@ -138,7 +138,7 @@ def rank_on_device(encode: Encode, catalogue: Catalogue, users: UserBatches, pro
 
 def no_users(data: Sequences, split: str) -> str:
     """The message for a split without users."""
-    return f"{data.path} has no user to evaluate in split {split!r}; prepare it with another protocol"
+    return f"{data.path} has no user to evaluate in split {split!r}; prepare it with {data.protocol.alternative}"
 
 
 def _thinned(keys_T: Tensor, positives_S: Tensor) -> Tensor:
