@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
@@ -11,6 +13,11 @@ ROOT = Path(__file__).parent.parent
 def rows(name: str) -> list[dict[str, str]]:
     with (ROOT / "results" / name).open() as file:
         return list(csv.DictReader(file))
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "results" / name).read_text())
+    return found
 
 
 def markdown(header: list[str], lines: list[list[str]]) -> str:

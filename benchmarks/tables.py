@@ -25,6 +25,7 @@ from table_parts import ROOT, markdown, rows
 from tables_export import EXPORT, EXPORT_VALUES
 from tables_online import ONLINE
 from tables_scale import SCALE, SCALE_VALUES
+from tables_serving import SERVING
 from tables_speed import SPEED
 
 from trope.experiments.recipes import Recipe, recipe_files
@@ -284,6 +285,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **ONLINE,
     **SCALE,
     **EXPORT,
+    **SERVING,
     "phases": phases,
     "recipes": recipes,
     "pace": pace,

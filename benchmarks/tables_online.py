@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-from table_parts import ROOT, markdown
+from table_parts import markdown, read
 
 READERS = ("naive", "group sequential", "confidence sequence", "one test at the end")
-
-
-def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "results" / name).read_text())
-    return found
 
 
 def looks() -> str:
