@@ -44,7 +44,7 @@ CAVEATS = """How to read this
   does. The networks were trained on this same year, all but each household's last two baskets.
 - One year cannot tell a season from a product that came or went."""
 NEXT = """What next
-  trope serve {run} --data {data}                # the same model as a service, with a page: drag through the year
+  trope serve {run} --data {data}      # the same model as a service, with a page: drag through the year
   trope prepare YOUR_LOG.parquet --out data/mine    # user, item, timestamp
   trope train data/mine --out runs/mine             # chooses sizes for your data and machine, and says why"""
 SHOWN = 10
