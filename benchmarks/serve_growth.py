@@ -23,6 +23,7 @@ import torch
 from serve_load import USERS, make_run
 
 from trope.environment import describe
+from trope.server.heap import HeapTrim
 from trope.server.limits import Limits
 from trope.server.metrics import Metrics
 from trope.server.schema import Event, Question
@@ -53,8 +54,8 @@ def measure(requests: int, served: Served, store: SqliteStore) -> dict[str, floa
 
 
 def load(worker: Worker, store: SqliteStore, requests: int, rows: list[dict[str, float]]) -> None:
-    """Ask and tell; appends a row to `rows` after every twentieth part."""
-    draw, asked = random.Random(0), 0
+    """Ask and tell; appends a row to `rows` after every twentieth part, with the longest pause to give pages back."""
+    draw, asked, trim_heap, longest = random.Random(0), 0, HeapTrim(), 0.0
     while asked < requests:
         jobs: list[Job] = []
         for _ in range(draw.randint(1, 8)):
@@ -65,8 +66,11 @@ def load(worker: Worker, store: SqliteStore, requests: int, rows: list[dict[str,
                 jobs.append(Ask([Question(user, None, [now])], is_list=False, is_shown=True))
         asked += len(jobs)
         worker.run(jobs, lambda outcomes: None)
+        began = time.perf_counter()
+        trim_heap()
+        longest = max(longest, time.perf_counter() - began)
         if asked >= len(rows) * requests / 20:
-            rows.append(measure(asked, worker.served, store))
+            rows.append({**measure(asked, worker.served, store), "longest_trim_ms": round(1e3 * longest, 2)})
             print(rows[-1], flush=True)
 
 

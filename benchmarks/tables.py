@@ -24,6 +24,7 @@ from typing import Any
 from table_parts import ROOT, markdown, rows
 from tables_export import EXPORT, EXPORT_VALUES
 from tables_online import ONLINE
+from tables_replay import REPLAY_VALUES
 from tables_scale import SCALE, SCALE_VALUES
 from tables_serving import SERVING
 from tables_speed import SPEED
@@ -311,6 +312,7 @@ def pulse_streamed(part: str) -> str:
 
 VALUES: dict[str, Callable[[], str]] = {
     **EXPORT_VALUES,
+    **REPLAY_VALUES,
     **SCALE_VALUES,
     "prepare-minutes": lambda: f"{prepared('wall_s') / 60:.1f}",
     "prepare-memory": lambda: f"{prepared('peak_memory_gib'):.1f}",

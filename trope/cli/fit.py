@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trope.cli.train import exit_codes
+from trope.cli.train import exit_codes, is_first
 
 
 def fit(
@@ -37,8 +36,7 @@ def fit(
 
     recipe, store = read_recipe(like), Sequences.load(data)
     found, measured = match_items(like, store), measured_in(like)
-    is_first = os.environ.get("RANK", "0") == "0"
-    if is_first:
+    if is_first():
         typer.echo(
             f"every event is training: {store.num_events:,}; {len(recipe.factors)} epochs, as the validation of "
             f"{measured} chose"
@@ -47,6 +45,6 @@ def fit(
             typer.echo(f"items: {found.known:,} of {like}, {found.new:,} new, {found.gone:,} gone")
     with exit_codes():
         run_fit(store, like, out, device, resume, progress, checkpoint_seconds)
-    if is_first:
+    if is_first():
         said = say_measured(recipe.config.train.criterion, recipe.valid, recipe.test, recipe.pulse)
         typer.echo(f"{out} is ready to serve. Nothing is left to test it on; expect what {measured} measured: {said}")

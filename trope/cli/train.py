@@ -69,7 +69,7 @@ def train(
     from trope.train.results import say_result
 
     die_with_parent()
-    if _is_first():  # the first process also makes the folder, maybe before another one looks
+    if is_first():  # the first process also makes the folder, maybe before another one looks
         check_out(out, resume)
     store: Sequences | Stream
     if memory is None:
@@ -84,7 +84,7 @@ def train(
         typer.secho(f"trope: {note}", err=True)
     with exit_codes():
         summary = run_training(store, resolved, out, device, resume, progress, checkpoint_seconds)
-        if not progress and _is_first():  # with a bar, training has said so
+        if not progress and is_first():  # with a bar, training has said so
             typer.echo(say_result(summary, resolved.train.criterion, out))
 
 
@@ -126,7 +126,7 @@ def resolve_config(
     if file is not None:
         config = config_of_file(file, model, settings, DEFAULT_MODEL)
         said = unnamed_model(file, settings, config) if model is None else None
-        if said is not None and _is_first():
+        if said is not None and is_first():
             typer.secho(f"trope: {said}", err=True)
         return config
     if model is None and run is not None and (run / run_folder.CONFIG).is_file():
@@ -135,7 +135,7 @@ def resolve_config(
         return configure(model or DEFAULT_MODEL, settings)
     chosen = without(choose_sizes(data, choose_device(device).type), settings)
     config = configure(DEFAULT_MODEL, [*(setting for each in chosen for setting in each.settings), *settings])
-    if _is_first():
+    if is_first():
         fits = ", with what fits these data and this machine (--set changes it):" if chosen else ""
         typer.echo(f"{DEFAULT_MODEL}{fits}")
         for each in chosen:
@@ -143,6 +143,6 @@ def resolve_config(
     return config
 
 
-def _is_first() -> bool:
+def is_first() -> bool:
     """Whether this is the process that speaks, of those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"

@@ -16,6 +16,7 @@ from trope.data.stream import Stream
 from trope.evaluate import evaluation
 from trope.evaluate.evaluation import EvalResult, Model, fitted_pulse
 from trope.evaluate.metrics import Places
+from trope.evaluate.ranking.user_batches import no_users
 
 
 def evaluate(
@@ -30,9 +31,7 @@ def evaluate(
         return evaluation.evaluate(model, data, split, filter_seen, max_len, **options)
     assert options.get("counting") is None, "a stream has no control"
     if not data.can_evaluate(split):
-        raise ValueError(
-            f"{data.path} has no user to evaluate in split {split!r}; prepare it with {data.protocol.alternative}"
-        )
+        raise ValueError(no_users(data, split))
     pulse, counts = fitted_pulse(model), None
     if pulse is not None and options.get("live", True):
         counts = pulse.count_in_time(data.in_time(split))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trope.config import Config
+from trope.experiments.sizes import names
 from trope.experiments.variants import configure
 from trope.settings import from_dict, with_settings
 
@@ -95,7 +96,7 @@ def unnamed_model(file: Path, settings: Sequence[str], config: Config) -> str | 
     config: what `config_of_file` returned.
     """
     tables, recipe = read_tables(file)
-    if recipe is not None or _naming(_stated(tables)) or _naming(each.partition("=")[0].strip() for each in settings):
+    if recipe is not None or _naming(_stated(tables)) or _naming(names(settings)):
         return None
     biases = config.model.position_bias, config.model.time_bias
     name = {(True, True): "hstu-time", (True, False): "hstu"}.get(biases, "block hstu")

@@ -11,7 +11,7 @@ import sys
 import time
 
 EVERY = 5.0
-"""Seconds. A call took 0.2 ms where 6 MiB of 180 were free."""
+"""Seconds. benchmarks/serve_growth.py measures the calls: all below a millisecond in results/serve_growth.json."""
 
 
 class HeapTrim:

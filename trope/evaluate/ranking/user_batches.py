@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream
 from trope.data.windows import flatten_ranges, last_events, seen_counts
 from trope.evaluate.metrics import Ints, Places
 from trope.evaluate.ranking.tiles import Cells, diverged
@@ -136,7 +137,7 @@ def rank_on_device(encode: Encode, catalogue: Catalogue, users: UserBatches, pro
     return Places(better, ties, users.offsets_U.cpu().numpy())
 
 
-def no_users(data: Sequences, split: str) -> str:
+def no_users(data: Sequences | Stream, split: str) -> str:
     """The message for a split without users."""
     return f"{data.path} has no user to evaluate in split {split!r}; prepare it with {data.protocol.alternative}"
 
