@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from trope import environment
@@ -28,7 +29,8 @@ from trope.train.loop import train
 PATHS = ("kernel", "plain")
 
 
-def _plain(readout: TimeReadout, x_TE: Tensor, delta_TE: Tensor, start_TE: Tensor, moments_T: Tensor) -> Tensor:
+def _plain(readout: TimeReadout, x_TE: Tensor, delta_TE: Tensor, start_TW: Tensor, moments_T: Tensor) -> Tensor:
+    start_TE = F.pad(start_TW, (0, x_TE.shape[1] - start_TW.shape[1]))  # the fused step gives the turning dims alone
     return readout.forward(x_TE + delta_TE, moments_T, start_TE)
 
 

@@ -5,7 +5,7 @@ python benchmarks/same_kernels.py --code . --out after.json --against before.jso
 
 A refactoring of trope/kernels must print "the same kernels": launches, their grids and the PTX (without line numbers
 and the kernel's name) are equal. Tensors are on the CPU and nothing is run, so results are not compared; the tests do
-that. Takes two minutes.
+that. Takes two minutes. tests/test_kernels_compile.py runs it, so that a kernel which no GPU can have does not land.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+SHARED_BYTES = 232_448  # of a program on a Hopper GPU; a launch that asks for more fails, and only there
 SKIPPED = re.compile(r"(?m)^\s*//.*$")  # comments, and with them the path of the source
 
 
@@ -28,7 +29,7 @@ class NoGPU:
     class utils:  # Triton's own name
         @staticmethod
         def get_device_properties(device: int) -> dict[str, int]:
-            return {"max_shared_mem": 232448}
+            return {"max_shared_mem": SHARED_BYTES}
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
@@ -45,13 +46,17 @@ class NoGPU:
 def record(launches: list[list[Any]]) -> None:
     """From now on every launch compiles, is written down and does nothing else."""
     import triton
+    from triton.backends.nvidia.compiler import CUDABackend
     from triton.runtime.jit import JITFunction
 
     triton.runtime.driver.set_active(NoGPU())
+    CUDABackend.make_cubin = lambda *_: b""  # PTX is enough, and assembling it takes most of the time
     compile_and_run = JITFunction.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = compile_and_run(self, *args, grid=grid, warmup=True, **options)
+        if kernel.metadata.shared > SHARED_BYTES:
+            sys.exit(f"{self.fn.__name__} takes {kernel.metadata.shared:,} bytes of shared memory: no GPU has as many")
         ptx = SKIPPED.sub("", kernel.asm["ptx"]).replace(self.fn.__name__, "kernel")
         launches.append([self.fn.__name__, list(grid), hashlib.sha256(ptx.encode()).hexdigest()])
         return kernel
@@ -77,7 +82,7 @@ def launch_everything() -> None:
     from trope.kernels.project import project
     from trope.kernels.ranking import Catalogue, places
     from trope.kernels.ranking import triton as ranking_triton
-    from trope.kernels.readout import add_turned
+    from trope.kernels.readout import Curve, add_turned
     from trope.kernels.sequence_bounds import SequenceBounds
     from trope.kernels.silu_rotate import Turns, silu_rotate
     from trope.kernels.softmax import draw_uniform, sampled_softmax
@@ -137,6 +142,9 @@ def launch_everything() -> None:
             (2, 130, 2, 64, True, False, low, False),
             (2, 64, 2, 64, False, False, low, True),
             (1, 1, 1, 16, True, True, low, True),
+            # The widest heads that the kernels take (attention.widest_head).
+            (2, 70, 1, 256, True, True, low, True),
+            (2, 70, 1, 128, True, True, torch.float32, True),
         ]:
             lengths = torch.tensor([L, L // 2 + 1, 3][:B])
             offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
@@ -146,6 +154,8 @@ def launch_everything() -> None:
             position, time = learned(2 * L - 1) if has_position else None, learned(129) if has_time else None
             gaps = attention.time_gaps(times, times, bounds, 128, qkv) if has_time else None
             attention.hstu_attention(*qkv.unbind(1), bounds, L, position, time, gaps).float().sum().backward()
+            with torch.no_grad():
+                attention.hstu_attention(*qkv.unbind(1), bounds, L, position, time, gaps)
 
     for E in (64, 512, 50):
         x, delta = learned(9, E), learned(9, E, dtype=low)
@@ -158,26 +168,31 @@ def launch_everything() -> None:
         swiglu(learned(33, 2 * F, dtype=low)).float().sum().backward()
     project(learned(33, 64, dtype=low), learned(64, 48), learned(48)).float().sum().backward()
     for E, P in ((512, 8), (50, 25)):
-        freqs_P = learned(P, dtype=torch.float64)
-        add_turned(
-            learned(33, E), learned(33, E, dtype=low), learned(33, E), torch.arange(33), freqs_P
-        ).sum().backward()
-        add_turned(learned(33, E), None, None, torch.arange(33), freqs_P).sum().backward()
+        freqs_P, moments = learned(P, dtype=torch.float64), torch.arange(33)
+        ends = (torch.tensor(15), torch.tensor(-10), torch.tensor(10))
+        curve = Curve(freqs_P.detach(), torch.rand(P, dtype=torch.float64), learned(P), *ends)
+        for start in (learned(33, E), torch.randn(33, E)[:, : 2 * P].requires_grad_()):
+            add_turned(learned(33, E), learned(33, E, dtype=low), start, moments, curve).sum().backward()
+        add_turned(learned(33, E), None, None, moments, Curve(freqs_P)).sum().backward()
 
     for E, V, C in ((512, 1000, 129), (128, 70000, 5), (50, 30, 3)):
         T, items, table = 64, torch.randint(0, V, (64,), dtype=torch.int32), torch.randn(V + 1, E)
         embed(items, torch.arange(T, dtype=torch.int32), table, torch.randn(T, E), 2.0, 0.2, seed, 3)
-        embed_backward(torch.randn(T, E), items, torch.tensor([0]), torch.tensor([T]), T, 0.2, seed, 3)
+        sequence = (torch.tensor([0]), torch.tensor([T]))
+        for first in (None, torch.randn(T, E // 4)):
+            embed_backward(torch.randn(T, E), items, *sequence, T, 0.2, seed, 3, grad_first_TF=first)
         candidates = torch.zeros(T, C, dtype=torch.int32)
         draw_uniform(V, seed, candidates)
         candidates.random_(1, V)
         unit = unit_vectors(table, low)
         found = sampled_softmax(torch.randn(T, E).to(low), candidates, unit, torch.ones(1), 0.05)
         scores = ScoreEntries(*invert(candidates, V), found.coefs_TC, found.out_TE)
-        inputs = InputEntries(*invert(items, V), torch.randn(T, E), 2.0)
+        inputs = InputEntries(items, *invert(items, V), torch.randn(T, E), 2.0)
         table_gradient(table, scores, inputs)
         for second in (torch.zeros(V + 1, E), torch.zeros(V + 1)):
-            update_table(table, torch.zeros(V + 1, E), second, unit, scores, inputs, torch.ones(6))
+            for part in ("all", "others", "inputs"):
+                arguments = (table, torch.zeros(V + 1, E), second, unit, scores, inputs, torch.ones(6))
+                update_table(*arguments, part=part)
 
     windows = (torch.tensor([0, 40]), torch.tensor([30, 80]), torch.tensor([0, 1]))
     source = Source(torch.arange(100, dtype=torch.int32), torch.arange(100), *windows)
@@ -202,7 +217,10 @@ def main() -> None:
     record(launches)
     launch_everything()
     arguments.out.write_text(json.dumps(launches, indent=0))
-    print(f"{len(launches)} launches of {len({name for name, _, _ in launches})} kernels")
+    import triton
+
+    kernels = len({name for name, _, _ in launches})
+    print(f"{len(launches)} launches of {kernels} kernels, Triton {triton.__version__}")
     if arguments.against is None:
         return
     before = json.loads(arguments.against.read_text())

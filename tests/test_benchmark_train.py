@@ -33,6 +33,13 @@ def test_a_quick_run_prints_and_writes_every_version(tmp_path: Path, capsys: pyt
     assert "hstu-trope" in capsys.readouterr().out
 
 
+def test_a_run_that_is_cut_off_leaves_what_it_has_measured(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown"):
+        training_benchmark((), tmp_path / "train.csv", ("hstu", "no-model"), ("plain",), ("full",), quick=True)
+    with (tmp_path / "train.csv").open() as file:
+        assert [row["model"] for row in csv.DictReader(file)] == ["hstu"]
+
+
 def test_all_versions_compute_the_same_loss_to_begin_with() -> None:
     """Negatives are drawn apart, so losses agree up to their noise, and fall."""
     shape = find_shape("tiny")
@@ -59,7 +66,7 @@ def test_the_rooflines_terms() -> None:
 
 def test_large_tables_have_one_second_moment_a_row() -> None:
     states = {name: shape.config("hstu-trope").train.table_state for name, shape in SHAPES.items()}
-    assert {name for name, state in states.items() if state == "row"} == {"shop", "shop-long"}
+    assert {name for name, state in states.items() if state == "row"} == {"shop", "shop-long", "shop-100m"}
 
 
 def test_unknown_names_are_refused() -> None:

@@ -15,6 +15,7 @@ from trope.kernels.sequence_bounds import SequenceBounds
 pytest.importorskip("triton.language", reason="needs the package triton")
 from trope.kernels.attention import arguments as attention_arguments
 from trope.kernels.attention import bias_gradient as attention_bias_gradient
+from trope.kernels.attention import op as attention_op
 from trope.kernels.attention import runs as attention_runs
 
 FIRST = 1_600_000_000
@@ -80,6 +81,9 @@ CASES = [
     ("jagged", [20, 40], 40, 3, 16, False, True),
     ("jagged", [34], 50, 1, 32, True, False),
     ("padded", [40, 0], 40, 1, 16, False, False),
+    ("jagged", [33, 20], 40, 8, 32, True, True),  # programs of several heads, in two groups
+    ("jagged", [33, 20], 40, 2, 80, True, True),  # heads that keep the gradient of their scores
+    ("padded", [33, 20], 40, 2, 80, False, False),
 ]
 
 
@@ -116,6 +120,92 @@ def test_values_and_gradients(
         reference_error = (their - truth).abs().max().item()
         tolerance = 3 * reference_error + (2e-6 if dtype == torch.float32 else 4e-3) * size
         assert (our - truth).abs().max().item() <= tolerance, name
+
+
+def test_a_bias_that_is_not_kept_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_arguments, "BLOCK", 16)
+    bounds, tokens = spans_of("jagged", [33, 20], 40)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(tokens, 2, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
+    weights = [torch.randn(size, generator=generator, dtype=torch.float64) for size in (79, 129)]
+    times = make_times(bounds, tokens, generator)
+    found, written = [], []
+    with_sheet = attention_op.with_sheet
+    monkeypatch.setattr(attention_op, "with_sheet", lambda *given: written.append(1) or with_sheet(*given))
+    for budget in (1 << 28, 2 * 48 * 48 * 4 - 1):  # of all sheets' bytes, one too few
+        monkeypatch.setattr(attention, "CACHE_BYTES", budget)
+        found.append(
+            run("triton", torch.float32, bounds, [*inputs, *weights], times, True, True, torch.ones(tokens, 2, 16))
+        )
+    assert len(written) == 1 + 2
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_bounds_that_were_expanded_or_strided() -> None:
+    """One history asked at many moments is expanded: all rows share one length in memory."""
+    generator = torch.Generator().manual_seed(0)
+    for bounds, same in (
+        (SequenceBounds.padded(torch.tensor([3]).expand(4), 5), SequenceBounds.padded(torch.tensor([3, 3, 3, 3]), 5)),
+        (SequenceBounds.jagged(torch.tensor([[0, 7], [5, 7], [20, 7]])[:, 0], 15),
+         SequenceBounds.jagged(torch.tensor([0, 5, 20]), 15)),
+    ):  # fmt: skip
+        q, k, v = (torch.randn(20, 1, 16, generator=generator) for _ in range(3))
+        got, want = (hstu_attention(q, k, v, each, 4, backend="triton") for each in (bounds, same))
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_times_that_are_a_column_of_events(cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items and times side by side, [T, 2]: the times lie two numbers apart."""
+    monkeypatch.setattr(attention, "CACHE_BYTES", 1 << 28 if cached else 0)
+    generator = torch.Generator().manual_seed(0)
+    bounds, tokens = spans_of("jagged", [9, 5], 9)
+    q, k, v, weight = (torch.randn(tokens, 1, 16, generator=generator, dtype=torch.float64) for _ in range(4))
+    inputs = [q, k, v, *(torch.randn(size, generator=generator, dtype=torch.float64) for size in (17, 129))]
+    times = make_times(bounds, tokens, generator)
+    columns = [torch.stack((torch.zeros_like(each), each), dim=1)[:, 1] for each in times]
+    found = (
+        run("triton", torch.float32, bounds, inputs, each, True, True, weight)  # type: ignore[arg-type]
+        for each in (tuple(columns), times)
+    )
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("shared", "dtype", "learns", "most"),
+    [
+        (232_448, torch.float32, True, 512),  # Hopper
+        (166_912, torch.float32, True, 256),  # A100: 168 KiB for a gradient of heads of 128 numbers in float32
+        (166_912, torch.float32, False, 512),
+        (101_376, torch.bfloat16, True, 256),  # RTX 30 and 40, L4
+        (101_376, torch.float32, False, 256),
+        (101_376, torch.float32, True, 0),  # 128 KiB for the narrowest heads, two to a program
+    ],
+)
+def test_the_widest_head_follows_the_shared_memory(shared: int, dtype: torch.dtype, learns: bool, most: int) -> None:
+    assert attention.widest_head(shared, dtype, learns) == most
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "fits"),
+    [(128, torch.float32, True), (130, torch.float32, False), (256, torch.bfloat16, True), (257, torch.float16, False)],
+)
+def test_heads_that_do_not_fit_the_shared_memory_take_the_reference(
+    dim: int, dtype: torch.dtype, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "resolve_backend", lambda backend, x: "torch" if backend == "torch" else "triton")
+    ran = []
+    monkeypatch.setattr(attention_op.FusedAttention, "apply", lambda q, *_: ran.append("triton") or q)
+    bounds, tokens = spans_of("padded", [7, 3], 7)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(tokens, 1, dim, generator=generator).to(dtype) for _ in range(3))
+    weights, times = torch.randn(129, generator=generator), make_times(bounds, tokens, generator)
+    gaps = time_gaps(*times, bounds, 128, like=q)
+    got = hstu_attention(q, k, v, bounds, 7, None, weights, gaps)
+    assert ran == ["triton"] * fits
+    if not fits:
+        by_torch = time_gaps(*times, bounds, 128, like=q, backend="torch")
+        assert torch.equal(got, hstu_attention(q, k, v, bounds, 7, None, weights, by_torch, backend="torch"))
 
 
 def test_tokens_of_no_sequence_are_zero() -> None:
@@ -176,6 +266,14 @@ def test_the_reference_is_the_formula() -> None:
             score = q[i, 0] @ k[j, 0] + position[3 + j - i] + time[bucket]
             expected += score * torch.sigmoid(score) * v[j, 0] / 5
         torch.testing.assert_close(y[i, 0], expected)
+
+
+def test_more_sequences_than_a_launch_takes_are_refused() -> None:
+    bounds, x = SequenceBounds.padded(torch.ones(65_536, dtype=torch.int64), 1), torch.zeros(65_536, 1, 16)
+    with pytest.raises(ValueError, match="at most 65,535 histories at a time, got 65,536"):
+        hstu_attention(x, x, x, bounds, 1, backend="triton")
+    with pytest.raises(ValueError, match="at most 65,535 histories at a time, got 65,536"):
+        time_gaps(torch.zeros(65_536), torch.zeros(65_536), bounds, 128, like=x, backend="triton")
 
 
 def test_weights_without_gaps_are_refused() -> None:

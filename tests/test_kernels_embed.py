@@ -38,7 +38,9 @@ class Batch:
         rows[self.items == 0] = 0
         return x.detach(), rows, dpositions
 
-    def run(self, dropout: float, backend: str, integers: torch.dtype = torch.int64) -> tuple[torch.Tensor, ...]:
+    def run(
+        self, dropout: float, backend: str, integers: torch.dtype = torch.int64, grad_first: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
         items, index, starts, lengths = (
             x.to(self.device, integers) for x in (self.items, self.index, self.starts, self.lengths)
         )
@@ -46,7 +48,8 @@ class Batch:
         table = self.table.to(self.device, self.dtype)
         positions, grad = (x.float().to(self.device) for x in (self.positions, self.grad))
         x = embed(items, index, table, positions, self.scale, dropout, seed, 2, backend=backend)
-        grads = embed_backward(grad, items, starts, lengths, self.max_len, dropout, seed, 2, backend=backend)
+        how = (self.max_len, dropout, seed, 2, backend)
+        grads = embed_backward(grad, items, starts, lengths, *how, grad_first_TF=grad_first)
         return x, *grads
 
 
@@ -56,6 +59,22 @@ def assert_close(batch: Batch, dropout: float, backend: str, integers: torch.dty
     ):
         assert got.dtype == torch.float32
         assert torch.allclose(got.double().cpu(), want, rtol=1e-6, atol=1e-5), name
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize(("shape", "first"), [(([3, 0, 4], 50), 13), (([3, 9], 512), 128), (([1], 8), 8)], ids=str)
+def test_a_further_gradient_of_the_first_dims(
+    shape: tuple, first: int, dropout: float, backend: str, device: str
+) -> None:
+    """The same as added before, also where dropout or padding leave nothing of it."""
+    batch = Batch(*shape, device)
+    want = batch.exact(dropout)
+    grad_first = torch.randn(len(batch.grad), first, generator=torch.Generator().manual_seed(1))
+    batch.grad[:, :first] -= grad_first
+    got = batch.run(dropout, backend, grad_first=grad_first.to(device))
+    for name, ours, theirs in zip(("x", "rows", "positions"), got, want, strict=True):
+        assert torch.allclose(ours.double().cpu(), theirs, rtol=1e-6, atol=1e-5), name
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

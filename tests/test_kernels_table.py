@@ -53,20 +53,26 @@ class Problem:
             *invert(self.candidates.to(self.device), V, backend),
             self.coefs.to(self.device, dtype), self.out.to(self.device, half),
         )  # fmt: skip
-        inputs = InputEntries(*invert(self.items.to(self.device), V, backend), self.grad.to(self.device, half), 1.7)
+        items = self.items.to(self.device)
+        inputs = InputEntries(items, *invert(items, V, backend), self.grad.to(self.device, half), 1.7)
         return scores, inputs
 
     def gradient(self, backend, dtype=torch.float32):
         return table_gradient(self.table.to(self.device, dtype), *self.entries(backend, dtype), backend).double().cpu()
 
-    def update(self, backend, dtype=torch.float32, step=3):
-        """New weights, moments and unit vectors, and the squared norm, in float64."""
+    def update(self, backend, dtype=torch.float32, step=3, parts=("all",)):
+        """New weights, moments and unit vectors, and the squared norm, in float64; `parts` one after the other."""
         table = torch.nn.Parameter(self.table.to(self.device, dtype).clone())
         moments = [moment.to(self.device, dtype).clone() for moment in self.moments]
         unit = torch.full_like(table.data, 7, dtype=self.dtype if dtype == torch.float32 else dtype)
         hyper = torch.tensor([*HYPER, step], device=self.device)
-        norm_sq = update_table(table, *moments, unit, *self.entries(backend, dtype), hyper, backend)
-        assert norm_sq.shape == (1,)
+        scores, inputs = self.entries(backend, dtype)
+        norm_sq = torch.zeros(1, device=self.device, dtype=dtype)
+        for part in parts:
+            known = inputs._replace(grad_TE=None) if part == "others" else inputs
+            found = update_table(table, *moments, unit, scores, known, hyper, backend, part)
+            assert found.shape == (1,)
+            norm_sq += found
         return [tensor.detach().double().cpu() for tensor in (table, *moments, unit, norm_sq)]
 
 
@@ -84,6 +90,34 @@ def test_update_and_gradient(shape: tuple, dtype: torch.dtype, state: str, devic
         assert got.shape == want.shape
         # The interpreter truncates to bf16, a GPU rounds: up to twice the reference's error in the unit vectors.
         assert (got - want).norm() <= 2.5 * (ref - want).norm() + 1e-6 * want.norm() + 1e-7, name
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("state", ["full", "row"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_both_parts_are_the_whole_in_any_order(shape: tuple, state: str, backend: str, device: str) -> None:
+    """Each row is in one of the parts, and comes out with the same bits as in one pass."""
+    problem = Problem(shape, device, state=state)
+    *want, norm_sq = problem.update(backend)
+    for parts in (("others", "inputs"), ("inputs", "others")):
+        *got, its_norm_sq = problem.update(backend, parts=parts)
+        assert all(torch.equal(mine, whole) for mine, whole in zip(got, want, strict=True))
+        torch.testing.assert_close(its_norm_sq, norm_sq, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("part", ["others", "inputs"])
+def test_a_part_leaves_the_other_rows_alone(part: str, backend: str, device: str) -> None:
+    problem = Problem((7, 50, 23, 3), device)
+    inputs = torch.zeros(24, dtype=torch.bool)
+    inputs[problem.items.long()] = True
+    inputs[0] = False
+    mine = inputs if part == "inputs" else ~inputs & (torch.arange(24) > 0)
+    assert 0 < mine.sum() < 23
+    before = [problem.table, *problem.moments, torch.full_like(problem.table, 7)]
+    for new, old in zip(problem.update(backend, parts=(part,)), before, strict=False):
+        moved = (new != old.float().double()).any(dim=1)
+        assert torch.equal(moved, mine)
 
 
 def test_a_row_shorter_than_the_length_that_is_divided_by(device: str) -> None:
@@ -171,7 +205,7 @@ def test_three_steps_are_autograd_and_adamw(shape: tuple, backend: str, state: s
         result = sampled_softmax(x, candidates.to(device), unit, weight, 0.05, backend=backend)
         torch.testing.assert_close(result.loss_T.double().cpu()[is_live], losses.detach(), rtol=1e-4, atol=1e-4)
         scores = ScoreEntries(*invert(candidates.to(device), V, backend), result.coefs_TC, result.out_TE)
-        inputs = InputEntries(*invert(items.to(device), V, backend), result.grad_x_TE @ net.T, 2.5)
+        inputs = InputEntries(items.to(device), *invert(items.to(device), V, backend), result.grad_x_TE @ net.T, 2.5)
         hyper[5] += 1
         got_norm_sq = update_table(table, *moments, unit, scores, inputs, hyper, backend)
         tolerance = {"rtol": 1e-6, "atol": 1e-8} if dtype == torch.float64 else {"rtol": 2e-3, "atol": 1e-4}
@@ -224,6 +258,13 @@ def test_unit_vectors(shape: tuple, dtype: torch.dtype, device: str, rng: torch.
     table[0] = 0
     got = unit_vectors(table.to(device), dtype, "triton").double().cpu()
     torch.testing.assert_close(got, F.normalize(table.double(), dim=1), rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_invert_refuses_more_entries_than_its_search_can_add() -> None:
+    from trope.kernels.table import triton as table_triton
+
+    with pytest.raises(AssertionError, match="binary search"):
+        table_triton.invert(torch.empty(2**30 + 1, dtype=torch.int32, device="meta"), 100)
 
 
 def test_updates_are_deterministic(device: str) -> None:

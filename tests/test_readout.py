@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import draw_times
 
+from trope.kernels.sequence_bounds import SequenceBounds
 from trope.models.recommender import SequentialRecommender
 from trope.rotary import frequency_parameters
 from trope.rotary.readout import FASTEST, SLOWEST, TimeReadout
@@ -221,6 +222,31 @@ def test_outputs_that_cannot_hold_a_rotation_are_refused(dtype: torch.dtype) -> 
         TimeReadout(16, SPAN)(out, moments)
     with pytest.raises(ValueError, match=rf"start must be bfloat16, .* got {dtype}; cast"):
         TimeReadout(16, SPAN)(torch.ones(2, 16), moments, out)
+
+
+def test_the_gradient_of_the_beginning_may_be_apart(rng: torch.Generator) -> None:
+    """With the turning dims as an input of their own the model says the same, and both gradients add up."""
+    model = SequentialRecommender(preset("hstu-trope", [*SMALL, "rotary.readout=0.5"]), 9, SPAN)
+    assert model.start_dims == 8
+    times, index = draw_times((5,), rng), torch.arange(5)
+    where = (SequenceBounds.jagged(torch.tensor([0, 5]), 12), times, times + 60, index)
+    x, up = (torch.randn(5, 16, generator=rng) for _ in range(2))
+    x.requires_grad_()
+    whole = model.run(x, *where)
+    (want,) = torch.autograd.grad(whole, x, up)
+    start = x.detach()[:, :8].requires_grad_()
+    apart = model.run(x, *where, start=start)
+    assert torch.equal(apart, whole)
+    of_x, of_start = torch.autograd.grad(apart, (x, start), up)
+    assert of_start.abs().min() > 0 and of_start.shape == (5, 8)
+    assert torch.allclose(of_x + F.pad(of_start, (0, 8)), want, atol=1e-6)
+
+
+def test_what_subtracts_no_beginning_says_so() -> None:
+    """Without a readout, and behind a final norm."""
+    for name, readout in (("hstu", "0"), ("sasrec", "0.5")):
+        config = preset(name, [*SMALL, f"rotary.readout={readout}"])
+        assert SequentialRecommender(config, 9, SPAN).start_dims == 0
 
 
 def test_a_share_is_a_share() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import nullcontext
 
 import pytest
@@ -220,6 +221,20 @@ def test_the_tables_kernel_takes_shared_negatives(settings: tuple[str, ...]) -> 
     torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.usefixtures("same_negatives")
+def test_kernels_around_the_network_take_the_readouts_gradient() -> None:
+    """Against plain PyTorch, with dropout: the gradient of the stream's beginning meets the other before it."""
+    config = TINY.config("hstu-trope", "model.dropout=0.2", "train.negatives=8", "rotary.readout=0.5")
+    data = generate(TINY, users=20, full=False, device=CPU)
+    one, two = Parts(config, data), Parts(config, data)
+    kernels, plain = one.fused(backend="triton"), two.fused(backend="torch")
+    ours, theirs = kernels(0, 0, 0), plain(0, 0, 0)
+    torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.norm, theirs.norm, rtol=1e-4, atol=1e-6)
+    moments = (parts.optimizer.state[parts.model.items.weight]["exp_avg"] for parts in (one, two))
+    torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("settings", [(), *SHARED], ids=str)
 def test_the_same_seed_gives_the_same_steps_wherever_it_begins(settings: tuple[str, ...]) -> None:
     config = TINY.config("hstu-trope", "train.negatives=8", *settings)
@@ -331,3 +346,78 @@ def test_a_gpu_run_resumes_to_the_same_bytes(settings: tuple[str, ...]) -> None:
         second(number // 7, number % 7, number)
     for (name, ours), theirs in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
+
+
+def trained(config: Config, data: Sequences, steps: int, device: torch.device, is_bf16: bool) -> list[Tensor]:
+    """Every parameter after some steps, and the last loss and norm."""
+    parts = Parts(config, data, device)
+    step = parts.fused(is_bf16)
+    for number in range(steps):
+        last = step(number // 7, number % 7, number)
+    assert not step.is_captured or step._graphs
+    return [*(p.detach().clone() for p in parts.model.parameters()), last.loss.clone(), last.norm.clone()]
+
+
+@pytest.mark.parametrize("settings", [("train.table_state=full",), ("train.table_state=row",), *SHARED], ids=str)
+def test_where_the_table_moves_changes_nothing(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two parts around the backward pass, as batches of few tokens have it, and in one behind it."""
+    data = generate(TINY, users=100, full=False, device=CPU)
+    config = TINY.config("hstu-trope", "train.negatives=8", *settings)
+    beside = trained(config, data, 5, CPU, is_bf16=False)
+    monkeypatch.setattr(train_fused, "BESIDE", 0)
+    *behind, loss, norm = trained(config, data, 5, CPU, is_bf16=False)
+    assert all(torch.equal(*pair) for pair in zip(beside, [*behind, loss], strict=False))
+    torch.testing.assert_close(beside[-1], norm)
+
+
+class Line:
+    """Stands in for a stream: notes who waits."""
+
+    device = CPU
+
+    def __init__(self, name: str, waits: list[str]) -> None:
+        self.name, self.waits = name, waits
+
+    def wait_stream(self, other: Line) -> None:
+        assert other is not self
+        self.waits.append(self.name)
+
+
+@pytest.mark.parametrize(("clip", "beside", "times"), [(0, 10**6, 2), (1, 10**6, 1), (0, 0, 0), (1, 0, 0), (0, 128, 2)])
+def test_every_step_waits_for_what_it_began_beside_the_network(
+    clip: int, beside: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its size: the second stream waits for the first before it begins, and the first for it at the end."""
+    waits: list[str] = []
+    main, second = Line("main", waits), Line("second", waits)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(train_fused, "BESIDE", beside)
+    data = generate(TINY, users=100, full=False, device=CPU)
+    step = Parts(TINY.config("hstu-trope", "train.negatives=8", f"train.clip={clip}"), data).fused()
+    step.aside.stream = second  # type: ignore[assignment]
+    sizes = set()
+    for number in range(6):
+        step(0, number, number)
+        is_beside = step._plan(step.feed.tokens(0, number)).tokens <= beside
+        sizes.add(is_beside)
+        assert waits == ["second", "main"] * (times * is_beside)
+        waits.clear()
+    assert len(sizes) == (2 if beside == 128 else 1)
+
+
+@on_gpu
+def test_what_goes_on_beside_the_network_touches_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a table that takes as long as the network. A race would differ from run to run."""
+    shape = dataclasses.replace(TINY, users=2_000, items=200_000, width=128, max_len=50, batch=64)
+    cuda = torch.device("cuda")
+    data = generate(shape, users=64 * 8, full=True, device=cuda)
+    config = shape.config("hstu-trope", "train.negatives=32")
+    first, again = (trained(config, data, 40, cuda, is_bf16=True) for _ in range(2))
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+    monkeypatch.setattr(train_fused, "BESIDE", 0)
+    behind = trained(config, data, 40, cuda, is_bf16=True)
+    # Another kernel may add in another order, and AdamW makes much of a gradient near 0.
+    torch.testing.assert_close(first[-2], behind[-2], rtol=1e-3, atol=0)
+    tables = [pair for pair in zip(first, behind, strict=True) if pair[0].dim() > 1]
+    assert all(float((a - b).norm()) <= 0.02 * float(b.norm()) for a, b in tables)

@@ -2,10 +2,10 @@
 
 Users, items and events are those of the paper's datasets (its table of statistics); `shop` is a large shop of our own
 making: 4.8 M items, 512 events a history, twelve narrow blocks, and one second moment a row for a table of that size
-(`train.table_state`). Items are drawn uniformly and times rise by gaps spread evenly over their logarithm, from seconds
-to a month; neither matters for speed as long as the table is touched everywhere and buckets are of many kinds.
-Histories are as long as the dataset's on average: 5 events at least (the 5-core) and geometric beyond, cut at
-max_len + 1; or all full, which is the worst case.
+(`train.table_state`); `shop-100m` is the same with a hundred million items. Items are drawn uniformly and times rise by
+gaps spread evenly over their logarithm, from seconds to a month; neither matters for speed as long as the table is
+touched everywhere and buckets are of many kinds. Histories are as long as the dataset's on average: 5 events at least
+(the 5-core) and geometric beyond, cut at max_len + 1; or all full, which is the worst case.
 
 Shapes: U users, N events.
 """
@@ -67,6 +67,8 @@ SHAPES = {
               table_state="row"),
         Shape("shop-long", 2_000, 4_800_000, 8_000_000, max_len=4096, width=128, blocks=12, heads=8, head_dim=32,
               batch=16, table_state="row"),
+        Shape("shop-100m", 100_000, 100_000_000, 30_000_000, max_len=512, width=128, blocks=12, heads=8, head_dim=32,
+              table_state="row"),
         Shape("tiny", 200, 300, 2_000, max_len=16, width=32, blocks=2, heads=2, head_dim=16, batch=16),
     )
 }  # fmt: skip

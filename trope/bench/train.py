@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from trope.bench.shapes import Shape, find_shape, generate
-from trope.bench.tools import Ceilings, keep_rows, make_console, make_table, measure_ceilings, step_seconds
+from trope.bench.tools import Ceilings, keep_rows, make_console, make_table, measure_ceilings, step_seconds, write_rows
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.environment import describe
@@ -95,7 +95,8 @@ class Bench:
         self.config, self.data, self.device = shape.config(model), data, device
         torch.manual_seed(0)
         self.feed = Feed(data, self.config, Group(0, 1, device))
-        self.model = SequentialRecommender(self.config, data.num_items, data.time_span).to(device)
+        with device:  # where a table of a hundred million items is drawn in seconds
+            self.model = SequentialRecommender(self.config, data.num_items, data.time_span).to(device)
         self.optimizer = make_optimizer(self.model, self.config)
         self.guard = DivergenceGuard(self.model, device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -192,6 +193,8 @@ def training_benchmark(
                 for version in versions:
                     rows.append(_measure(shape, model, version, length, data, ceilings, 5 if quick else steps))
                     console.print(_line(rows[-1]))
+                    if csv is not None:  # a long benchmark that is cut off leaves what it has measured
+                        write_rows(csv, rows, environment)
     console.print(table(rows))
     keep_rows(console, csv, rows, environment)
     return rows

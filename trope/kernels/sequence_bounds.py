@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class SequenceBounds(NamedTuple):
-    """Sequence b is the tokens starts[b] .. starts[b] + lengths[b].
+    """Sequence b is the tokens starts[b] .. starts[b] + lengths[b]; both are contiguous, as kernels read them.
 
     max_len: length of the longest sequence or more, known on the host.
     is_padded: the tokens are a padded batch [B, max_len], row by row.
@@ -29,12 +29,12 @@ class SequenceBounds(NamedTuple):
     def padded(cls, lengths_B: Tensor, max_len: int) -> SequenceBounds:
         """The bounds of a right-padded batch [B, max_len], flattened."""
         starts_B = torch.arange(len(lengths_B), device=lengths_B.device) * max_len
-        return cls(starts_B, lengths_B, max_len, is_padded=True)
+        return cls(starts_B, lengths_B.contiguous(), max_len, is_padded=True)
 
     @classmethod
     def jagged(cls, offsets: Tensor, max_len: int) -> SequenceBounds:
         """The bounds of sequences one behind the other, offsets [B + 1]."""
-        return cls(offsets[:-1], offsets.diff(), max_len, is_complete=True)
+        return cls(offsets[:-1].contiguous(), offsets.diff(), max_len, is_complete=True)
 
     def row_of(self, token_T: Tensor) -> Tensor:
         """Row of each token. Tokens outside any sequence get the next row, possibly B."""

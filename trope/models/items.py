@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.kernels.backend import Backend
-from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
+from trope.kernels.table import InputEntries, Part, ScoreEntries, invert, table_gradient, unit_vectors, update_table
 
 EPS = 1e-6  # a vector shorter than this is divided by it instead of by its length
 _STD = 0.02
@@ -33,7 +33,7 @@ class TableRows(nn.Module):
         return unit_vectors(self.weight.detach(), dtype, backend)
 
     def gradient(self, scores: ScoreEntries, inputs: InputEntries, backend: Backend = "auto") -> Tensor:
-        """The gradient as a dense tensor [V + 1, E], for clipping and for several processes."""
+        """The gradient as a dense tensor [V + 1, E], for clipping."""
         return table_gradient(self.weight.detach(), scores, inputs, backend)
 
     def update(
@@ -44,15 +44,18 @@ class TableRows(nn.Module):
         inputs: InputEntries,
         hyper: Tensor,
         backend: Backend = "auto",
+        part: Part = "all",
     ) -> Tensor:
-        """Gradient and AdamW step of every row in one pass; returns the squared norm of the gradient, [1].
+        """Gradient and AdamW step of the rows of `part` in one pass; returns their gradient's squared norm, [1].
 
         Args:
             moments: AdamW's first and second moment, updated in place.
             unit_VE: from `unit_copy`; receives the new rows' unit vectors.
             hyper: lr, beta1, beta2, eps, weight_decay, step, on the device.
+            part: "inputs" are the rows of items that are some token's input, "others" the rest; see
+                `trope.kernels.table.update_table`.
         """
-        return update_table(self.weight.detach(), *moments, unit_VE, scores, inputs, hyper, backend)
+        return update_table(self.weight.detach(), *moments, unit_VE, scores, inputs, hyper, backend, part)
 
 
 class ItemTable(TableRows):
@@ -91,13 +94,13 @@ class ItemTable(TableRows):
         """Unit vectors of all items, float32 [V + 1, E]; row 0 is zero. Differentiable."""
         return F.normalize(self.weight.float(), dim=-1, eps=EPS)
 
-    def score_entries(self, items: Tensor, coefs: Tensor, rows: Tensor, backend: Backend = "auto") -> ScoreEntries:
-        """The loss's part of the gradient, sorted by item: entry e adds coefs[e] * rows[e // C] to its unit vector."""
-        return ScoreEntries(*invert(items, self.num_items, backend), coefs, rows)
+    def entries_by_item(self, items: Tensor, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
+        """Order and bounds of a batch's entries by item, as `ScoreEntries` and `InputEntries` begin."""
+        return invert(items, self.num_items, backend)
 
-    def input_entries(self, items_T: Tensor, grad_TE: Tensor, backend: Backend = "auto") -> InputEntries:
-        """The network input's part of the gradient, sorted by item."""
-        return InputEntries(*invert(items_T, self.num_items, backend), grad_TE, self.scale)
+    def input_entries(self, items_T: Tensor, backend: Backend = "auto") -> InputEntries:
+        """The network input's part of the gradient, sorted by item; its `grad_TE` comes later."""
+        return InputEntries(items_T, *self.entries_by_item(items_T, backend), None, self.scale)
 
 
 def first_rows(num_items: int, width: int, first: int, last: int) -> Tensor:
@@ -125,4 +128,4 @@ def row_entries(
     """Gradients of a table's rows as its update takes them; a row may come several times."""
     nothing = rows_G.new_zeros(0), rows_G.new_zeros(num_items + 2, dtype=torch.int32)
     scores = ScoreEntries(*nothing, grad_GE.new_zeros((0, 1)), grad_GE.new_zeros((0, grad_GE.shape[1])))
-    return scores, InputEntries(*invert(rows_G, num_items, backend), grad_GE, 1.0)
+    return scores, InputEntries(rows_G, *invert(rows_G, num_items, backend), grad_GE, 1.0)

@@ -3,7 +3,7 @@
 One class for every model; what differs is in the config (`trope.config.PRESETS`): a block, a bias and a rotary
 encoding. Blocks ask for the context they need; nothing in here knows a block by name.
 
-Shape letters: B batch, L positions, T jagged tokens, E width, V items.
+Shape letters: B batch, L positions, T jagged tokens, E width, F turning dims, V items.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ class SequentialRecommender(nn.Module):
         query_times_T: Tensor,
         index_T: Tensor,
         seed: Tensor | None = None,
+        start: Tensor | None = None,
     ) -> Tensor:
         """All blocks, the final norm and the readout over embedded tokens: raw outputs [T, E], not normalised.
 
@@ -163,15 +164,25 @@ class SequentialRecommender(nn.Module):
             times_T, query_times_T: of each event, and from when its query looks.
             index_T: each token's place in its sequence.
             seed: int64 [1], of dropout inside kernels; without one torch's generator draws it.
+            start: the first `start_dims` of x_TE, or more of them, as a tensor of its own: the gradient of what the
+                readout subtracts then goes there. Without it the readout subtracts x_TE itself.
         """
         context = Context(bounds, times_T, query_times_T, index_T, like=x_TE, seed=seed)
         stream = Stream(x_TE)
         for block in self.blocks:
             stream = block(stream, context)
-        return self.finish(stream, x_TE, query_times_T)
+        return self.finish(stream, x_TE if start is None else start, query_times_T)
 
-    def finish(self, stream: Stream, x_TE: Tensor, query_times_T: Tensor) -> Tensor:
-        """The final norm and the readout behind the last block, [T, E]. x_TE: what the stream began with."""
+    @property
+    def start_dims(self) -> int:
+        """How many of the stream's first dims the readout subtracts at its end: F, or 0 where it subtracts none."""
+        return 0 if self.readout is None or self.norm is not None else self.readout.turn.head_dim
+
+    def finish(self, stream: Stream, start: Tensor, query_times_T: Tensor) -> Tensor:
+        """The final norm and the readout behind the last block, [T, E].
+
+        start: what the stream began with, its first `start_dims` at least.
+        """
         if self.norm is not None:  # it mixes all dims: what the stream began with cannot be told from what was added
             out_TE = self.norm(stream)
             if self.readout is None:
@@ -179,10 +190,7 @@ class SequentialRecommender(nn.Module):
             return self.readout.of_sum(out_TE, None, None, self._readout_times(query_times_T))
         if self.readout is None:
             return stream.sum()
-        moments_T = self._readout_times(query_times_T)
-        if stream.delta_TE is None:
-            return self.readout(stream.x_TE, moments_T, start=x_TE)
-        return self.readout.of_sum(stream.x_TE, stream.delta_TE, x_TE, moments_T)
+        return self.readout.of_sum(stream.x_TE, stream.delta_TE, start, self._readout_times(query_times_T))
 
     def _readout_times(self, query_times_T: Tensor) -> Tensor:
         """When the readout is asked: after the training data a pulse may know better than to stand still."""

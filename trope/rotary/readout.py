@@ -10,7 +10,7 @@ far as the user's history does not say more. Attention can only weigh what is in
 the whole catalogue. Items do not turn, so any index over their vectors still serves, for any moment (docs/method.md,
 departure 4).
 
-Shape letters: T tokens, E width, F turning dims, P turning planes.
+Shape letters: T tokens, E width, W dims of the start that are given, F turning dims, P turning planes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trope.kernels.readout import add_turned
+from trope.kernels.readout import Curve, add_turned
 from trope.rotary import checks
 from trope.rotary.trope import TRoPE
 
@@ -88,24 +88,26 @@ class TimeReadout(nn.Module):
             checks.check_time_values(moments, name="moments")
         turning = self.turn.head_dim
         added = out[..., :turning] if start is None else out[..., :turning] - start[..., :turning]
-        coords = self.coordinates(moments)
+        coords = self.curve().coordinates(moments)
         x = added.reshape(1, -1, 1, turning)  # one sequence, one head, and no keys
         turned, _ = self.turn.rotate(x, x[:, :, :0], coords.reshape(1, 1, -1), coords.reshape(1, 1, -1))
         return torch.cat((turned.view(added.shape).to(out.dtype), out[..., turning:]), dim=-1)
 
-    def of_sum(self, x_TE: Tensor, delta_TE: Tensor | None, start_TE: Tensor | None, moments_T: Tensor) -> Tensor:
-        """`forward` of x + delta, in one pass over memory: the end of a residual stream that began with `start_TE`.
+    def of_sum(self, x_TE: Tensor, delta_TE: Tensor | None, start_TW: Tensor | None, moments_T: Tensor) -> Tensor:
+        """`forward` of x + delta, in one pass over memory: the end of a residual stream that began with `start_TW`.
 
-        The caller has checked the moments.
+        start_TW: its first dims are enough, W from F to E. The caller has checked the moments.
         """
-        freqs_P = self.turn.turns().query_frequencies()[0]
-        return add_turned(x_TE, delta_TE, start_TE, self.coordinates(moments_T), freqs_P)
+        return add_turned(x_TE, delta_TE, start_TW, moments_T, self.curve())
 
-    def coordinates(self, moments: Tensor) -> Tensor:
-        """Seconds from the middle of the training data, held at its ends: nobody has learned what comes after, and a
-        curve that turns on would say what was popular a period ago."""
+    def curve(self) -> Curve:
+        """What turns the planes. Coordinates are seconds from the middle of the training data."""
+        turns = self.turn.turns()
+        slopes_P = None if turns.slopes_q is None else turns.slopes_q[0]
+        # Held at the ends of the training data: nobody has learned what comes after, and a curve that turns on would
+        # say what was popular a period ago.
         ends = self.get_buffer("earliest"), self.get_buffer("latest")
-        return (moments - self.turn.get_buffer("t0")).clamp(*ends)
+        return Curve(turns.freqs_q[0], slopes_P, turns.deltas_q, self.turn.get_buffer("t0"), *ends)
 
 
 def turning_planes(width: int, share: float) -> int:

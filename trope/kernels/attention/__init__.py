@@ -9,6 +9,9 @@ Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time b
 
 from __future__ import annotations
 
+import functools
+import logging
+
 import torch
 from torch import Tensor
 
@@ -20,10 +23,16 @@ from trope.kernels.sequence_bounds import SequenceBounds
 __all__ = ["Gaps", "hstu_attention", "time_gaps"]
 
 # Buckets of all pairs (a byte each, for all blocks) and the bias of all pairs (for all heads of a block) are kept where
-# they fit in this many bytes. Elsewhere the kernels form them tile by tile, so memory is linear in the length, and
-# short sequences do not pay for that. 256 MiB keeps both at batch 128 and 512 positions; the budget itself was not
-# tuned.
+# they fit in this many bytes. A larger bias is written again for the backward pass (attention/op.py). Beyond that the
+# kernels form both tile by tile, so memory is linear in the length, and short sequences do not pay for it. 256 MiB
+# keeps both at batch 128 and 512 positions; the budget itself was not tuned.
 CACHE_BYTES = 1 << 28
+# Shared memory of a program on Hopper, and on an A100. The kernels were compiled for both and for GPUs with 99 KiB
+# (RTX 30 and 40, L4, L40S), by Triton 3.7, and `widest_head` says which of them fit.
+HOPPER, AMPERE = 232_448, 166_912
+MOST_SEQUENCES = 65_535  # the third axis of a launch has no more programs
+
+logger = logging.getLogger("trope")
 
 
 def time_gaps(
@@ -40,6 +49,9 @@ def time_gaps(
     from trope.kernels.attention.runs import cache_runs  # only now: CPU users need no Triton
     from trope.kernels.attention.triton import cache_buckets
 
+    _check_number(bounds)
+    # Kernels read times one behind the other, but a column of a table of events is strided.
+    times_T, query_times_T = times_T.contiguous(), query_times_T.contiguous()
     if last > 255 or len(bounds.lengths_B) * bounds.max_len**2 > CACHE_BYTES:
         return Gaps(times_T, query_times_T, last, None)
     buckets = cache_buckets(times_T, query_times_T, bounds, last)
@@ -68,9 +80,58 @@ def hstu_attention(
     """
     if (time is None) != (gaps is None):
         raise ValueError("the time bias needs both its weights and the gaps between times, or neither")
-    if resolve_backend(backend, q_THD) == "torch":
+    chosen = resolve_backend(backend, q_THD)
+    learns = torch.is_grad_enabled()
+    if chosen == "triton" and backend == "auto" and _is_too_wide(q_THD.shape[2], q_THD.dtype, q_THD.device, learns):
+        chosen = "torch"
+        if gaps is not None:  # the kernels keep buckets in another form
+            gaps = time_gaps(gaps.times_T, gaps.query_times_T, bounds, gaps.last, like=q_THD, backend="torch")
+    if chosen == "torch":
         buckets = None if gaps is None else gaps.buckets
         return reference.attention(q_THD, k_THD, v_THD, bounds, n, position, time, buckets)
     from trope.kernels.attention.op import FusedAttention
 
-    return FusedAttention.apply(q_THD, k_THD, v_THD, bounds, n, position, time, gaps, CACHE_BYTES)
+    _check_number(bounds)
+    return FusedAttention.apply(q_THD, k_THD, v_THD, bounds, n, position, time, gaps, CACHE_BYTES, learns)
+
+
+def _check_number(bounds: SequenceBounds) -> None:
+    """Refuse more sequences than a launch takes; CUDA would only say "invalid argument"."""
+    if len(bounds.lengths_B) > MOST_SEQUENCES:
+        raise ValueError(
+            f"attention on a GPU takes at most {MOST_SEQUENCES:,} histories at a time, got {len(bounds.lengths_B):,}; "
+            "encode fewer at a time, or lower train.batch"
+        )
+
+
+def widest_head(shared: int, dtype: torch.dtype, learns: bool) -> int:
+    """Bytes of the widest head that the kernels take, its numbers rounded up to a power of two; 0: none.
+
+    shared: bytes of shared memory that a program may have. learns: whether there will be a backward pass.
+    """
+    if shared >= HOPPER or (shared >= AMPERE and not learns):
+        return 512
+    is_wide = dtype.itemsize > 2 and shared < AMPERE
+    return 0 if is_wide and learns else 256
+
+
+@functools.cache
+def _is_too_wide(head_dim: int, dtype: torch.dtype, device: torch.device, learns: bool) -> bool:
+    """Whether heads do not fit the kernels on this GPU; says so once."""
+    most = widest_head(_shared_memory(device), dtype, learns)
+    is_too_wide = (1 << (head_dim - 1).bit_length()) * dtype.itemsize > most
+    if is_too_wide:
+        logger.warning("heads of %d numbers in %s%s are wider than the attention kernels take on this GPU, %d: plain "
+                       "PyTorch computes them, slower and in memory that grows with the square of the length", head_dim,
+                       dtype, " with a gradient" if learns else "", most // dtype.itemsize)  # fmt: skip
+    return is_too_wide
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have; in Triton's interpreter as on Hopper."""
+    if device.type != "cuda":
+        return HOPPER
+    from triton.runtime import driver
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])

@@ -12,7 +12,8 @@ Every attention kernel uses the same names:
 - p_starts, p_lengths: first token and number of tokens of each sequence, [B].
 - L: longest length. scale: 1 / n.
 - HAS_POSITION, HAS_TIME: which biases exist. CACHED: buckets are kept. SHEET: the bias is kept.
-- D: head dim. BLOCK: queries and keys of a tile. BLOCK_D: D rounded up. FAST: bf16 products and the hardware's tanh.
+- D: head dim. BLOCK: queries and keys of a tile. BLOCK_D: D rounded up. HEADS: heads of a program. FAST: bf16
+  products and the hardware's tanh. PRECISION: of products of float32.
 
 A pointer that a kernel does not need gets any tensor, because Triton would compile another kernel for None; it is never
 read. Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time buckets.
@@ -20,6 +21,7 @@ read. Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K 
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -30,8 +32,8 @@ from torch import Tensor
 from trope.kernels.attention.gaps import Gaps
 from trope.kernels.sequence_bounds import SequenceBounds
 
-# Queries and keys of a tile, fewer for short sequences. Measured on an H200: 128 was slower (docs/speed.md, "What was
-# tried and failed"), because shared memory then holds one program where it holds three. attention/runs.py counts keys
+# Queries and keys of a tile, fewer for short sequences. Measured on an H200: 128 was slower (docs/speed.md, "Tried
+# without success"), because shared memory then holds one program where it holds three. attention/runs.py counts keys
 # of a tile in 7 steps of a binary search and stores them as bytes, so a tile may not be larger than 64.
 BLOCK = 64
 
@@ -104,6 +106,15 @@ def block_of(L: int) -> int:
 def row_stride(L: int) -> int:
     """Stride of a row of buckets and sheets: rows begin at 16 bytes, and a tile never reaches beyond a row."""
     return triton.cdiv(L, block_of(L)) * block_of(L)
+
+
+def heads_of(q: Tensor, width: int) -> dict[str, int]:
+    """HEADS: how many heads a program has, so that all of them together are at most `width` wide, one at least.
+
+    Heads share the bias, so several in a program load and add it once.
+    """
+    heads = max(1, width // max(16, triton.next_power_of_2(q.shape[2])))
+    return {"HEADS": math.gcd(heads, q.shape[1])}
 
 
 def tile(q: Tensor, bounds: SequenceBounds, wide_stages: int = 2) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """The fused HSTU attention, backward: scores are computed again in tiles, none of them are kept from the forward.
 
 A tile of keys walks over the queries after it for dk and dv, on transposed scores, so that no product waits for a
-transposition. It also writes the gradient of the scores in the scores' dtype, where that fits a fixed budget. dq is
-then a product of that gradient with the keys, and the gradients of the bias weights are sums of it
-(attention/bias_gradient.py). Where it does not fit, a tile of queries walks over the keys before it and computes the
-gradient of the scores once more. No atomics, so gradients are deterministic.
+transposition. It also writes the gradient of the scores in the scores' dtype, where that fits a budget. dq is then a
+product of that gradient with the keys, and the gradients of the bias weights are sums of it
+(attention/bias_gradient.py). Where it does not fit, a tile of queries walks over the keys before it, computes the
+gradient of the scores once more, and writes its sum over the heads that the program has. No atomics, so gradients are
+deterministic.
 
 attention/arguments.py explains the arguments. p_ds is the kept gradient of the scores [B, H, S keys, S queries],
 without the factor 1 / n; dq, dk and dv are views of one tensor and share the strides s_dq_t and s_dq_h.
@@ -21,50 +22,73 @@ import triton.language as tl
 from torch import Tensor
 
 from trope.kernels.attention import bias_gradient
-from trope.kernels.attention.arguments import Bias, bounds_pointers, row_stride, strides, tile
-from trope.kernels.attention.tiles import BiasInputs, Pairs, dot, load_tile, score_gradient, unit_tile
+from trope.kernels.attention.arguments import Bias, bounds_pointers, heads_of, row_stride, strides, tile
+from trope.kernels.attention.tiles import (
+    BiasInputs,
+    Pairs,
+    bias_tile,
+    dot,
+    load_heads,
+    load_tile,
+    score_gradient,
+    store_tile,
+    unit_tile,
+    with_one,
+    zeros,
+)
 from trope.kernels.sequence_bounds import SequenceBounds
 
-
-@triton.jit
-def _store_tile(p_x, b_x, o_row, m_row, s_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows of one head, where not masked: the inverse of `load_tile`."""
-    o_d = tl.arange(0, BLOCK_D)
-    p = p_x + o_row[:, None] * s_row + o_d[None, :]
-    tl.store(p, b_x.to(p_x.dtype.element_ty), mask=m_row[:, None] & (o_d < D)[None, :])
+# Numbers of a token that a program has of all its heads together, where the gradient of the scores is not kept. On an
+# H200 (results/attention-h200.txt) two heads of 32 are faster than one; four spill registers.
+SHARED_WIDTH = 64
 
 
 @triton.jit
 def _query_kernel(
-    p_q, p_k, p_v, p_dy, p_dq, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
-    s_q_t, s_k_t, s_v_t, s_dy_t, s_dq_t, s_q_h, s_k_h, s_v_h, s_dy_h, s_dq_h, s_row, s_sheet, L, centre, last, scale,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
+    p_q, p_k, p_v, p_dy, p_dq, p_strips,
+    p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
+    s_q_t, s_k_t, s_v_t, s_dy_t, s_dq_t, s_q_h, s_k_h, s_v_h, s_dy_h, s_dq_h, s_row, s_sheet, s_group,
+    L, centre, last, scale, first, TILES,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr, SUM: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of queries, H, B): dq of one tile, from scores computed once more."""
-    i_m = tl.num_programs(0) - 1 - tl.program_id(0)
-    i_h, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    """Grid (H / HEADS, units): dq of one tile, from scores computed once more; if SUM also a strip of their gradient,
+    summed over the heads."""
+    i_group, i_unit = tl.program_id(0).to(tl.int64), tl.num_programs(1) - 1 - tl.program_id(1)  # longest walks first
+    i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
     if i_m * BLOCK >= length:
         return
     bias = BiasInputs(p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, s_row, s_sheet, L, centre, last)
     o_m = i_m * BLOCK + tl.arange(0, BLOCK)
     m_m = o_m < length
-    b_q = load_tile(p_q + i_h * s_q_h, start + o_m, m_m, s_q_t, D, BLOCK_D)
-    b_dy = load_tile(p_dy + i_h * s_dy_h, start + o_m, m_m, s_dy_t, D, BLOCK_D)
+    i_h = i_group * HEADS
+    b_q = load_heads(p_q, i_h, start + o_m, m_m, s_q_t, s_q_h, HEADS, D, BLOCK_D)
+    b_dy = load_heads(p_dy, i_h, start + o_m, m_m, s_dy_t, s_dy_h, HEADS, D, BLOCK_D)
     b_unit = unit_tile(p_sheet, BLOCK)
-    b_dq = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
+    b_dq = zeros(HEADS, BLOCK, BLOCK_D)
+    p_strip = p_strips + i_group * s_group + i_unit.to(tl.int64) * BLOCK * s_row
     for i_n in range(i_m + 1):
         o_n = i_n * BLOCK + tl.arange(0, BLOCK)
         m_n = o_n < length
-        b_k = load_tile(p_k + i_h * s_k_h, start + o_n, m_n, s_k_t, D, BLOCK_D)
-        b_v = load_tile(p_v + i_h * s_v_h, start + o_n, m_n, s_v_t, D, BLOCK_D)
-        _, b_ds = score_gradient(
-            b_q, b_k, b_v, b_dy, b_unit, bias, Pairs(i_b, start, o_m, o_n, m_m, m_n),
+        b_k = load_heads(p_k, i_h, start + o_n, m_n, s_k_t, s_k_h, HEADS, D, BLOCK_D)
+        b_v = load_heads(p_v, i_h, start + o_n, m_n, s_v_t, s_v_h, HEADS, D, BLOCK_D)
+        b_bias = bias_tile(
+            b_unit, bias, Pairs(i_b, start, o_m, o_n, m_m, m_n),
             HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED, SHEET=SHEET, FAST=FAST, TRANSPOSED=False,
         )  # fmt: skip
-        b_dq += dot(b_ds.to(b_k.dtype), b_k, FAST)
-    _store_tile(p_dq + i_h * s_dq_h, b_dq * scale, start + o_m, m_m, s_dq_t, D, BLOCK_D)
+        b_next = ()
+        b_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        for i in tl.static_range(HEADS):
+            _, b_ds = score_gradient(b_q[i], b_k[i], b_v[i], b_dy[i], b_bias, FAST=FAST, TRANSPOSED=False)
+            b_sum += b_ds
+            b_next = with_one(b_next, b_dq[i] + dot(b_ds.to(b_k[i].dtype), b_k[i], FAST, "ieee"))
+        b_dq = b_next
+        if SUM:
+            p_tile = p_strip + tl.arange(0, BLOCK)[:, None] * s_row + o_n[None, :]
+            tl.store(p_tile, b_sum.to(p_strips.dtype.element_ty))
+    for i in tl.static_range(HEADS):
+        store_tile(p_dq + (i_h + i) * s_dq_h, b_dq[i] * scale, start + o_m, m_m, s_dq_t, D, BLOCK_D)
 
 
 @triton.jit
@@ -85,8 +109,8 @@ def _query_from_kept_kernel(
         o_n = i_n * BLOCK + tl.arange(0, BLOCK)
         b_ds = tl.load(p_tiles + o_n[:, None] * s_row + o_m[None, :])
         b_k = load_tile(p_k + i_h * s_k_h, start + o_n, o_n < length, s_k_t, D, BLOCK_D)
-        b_dq += dot(tl.trans(b_ds), b_k, FAST)
-    _store_tile(p_dq + i_h * s_dq_h, b_dq * scale, start + o_m, o_m < length, s_dq_t, D, BLOCK_D)
+        b_dq += dot(tl.trans(b_ds), b_k, FAST, "ieee")
+    store_tile(p_dq + i_h * s_dq_h, b_dq * scale, start + o_m, o_m < length, s_dq_t, D, BLOCK_D)
 
 
 @triton.jit
@@ -95,38 +119,43 @@ def _key_kernel(
     p_starts, p_lengths,
     s_q_t, s_k_t, s_v_t, s_dy_t, s_dq_t, s_q_h, s_k_h, s_v_h, s_dy_h, s_dq_h, s_row, s_sheet, L, centre, last, scale,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr, KEEP: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of keys, H, B): dk and dv of one tile; if KEEP also the gradient of its scores."""
-    i_n, i_h, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    """Grid (tiles of keys, H / HEADS, B): dk and dv of one tile, of HEADS heads; if KEEP also the gradient of its
+    scores."""
+    i_n, i_h, i_b = tl.program_id(0), tl.program_id(1).to(tl.int64) * HEADS, tl.program_id(2)
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
     if i_n * BLOCK >= length:
         return
     bias = BiasInputs(p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, s_row, s_sheet, L, centre, last)
     o_n = i_n * BLOCK + tl.arange(0, BLOCK)
     m_n = o_n < length
-    b_k = load_tile(p_k + i_h * s_k_h, start + o_n, m_n, s_k_t, D, BLOCK_D)
-    b_v = load_tile(p_v + i_h * s_v_h, start + o_n, m_n, s_v_t, D, BLOCK_D)
+    b_k = load_heads(p_k, i_h, start + o_n, m_n, s_k_t, s_k_h, HEADS, D, BLOCK_D)
+    b_v = load_heads(p_v, i_h, start + o_n, m_n, s_v_t, s_v_h, HEADS, D, BLOCK_D)
     b_unit = unit_tile(p_sheet, BLOCK)
-    b_dk = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
-    b_dv = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
-    p_tiles = p_ds + (i_b.to(tl.int64) * tl.num_programs(1) + i_h) * s_row * s_row
+    b_dk, b_dv = zeros(HEADS, BLOCK, BLOCK_D), zeros(HEADS, BLOCK, BLOCK_D)
+    p_tiles = p_ds + (i_b.to(tl.int64) * tl.num_programs(1) * HEADS + i_h) * s_row * s_row
     for i_m in range(i_n, tl.cdiv(length, BLOCK)):
         o_m = i_m * BLOCK + tl.arange(0, BLOCK)
         m_m = o_m < length
-        b_q = load_tile(p_q + i_h * s_q_h, start + o_m, m_m, s_q_t, D, BLOCK_D)
-        b_dy = load_tile(p_dy + i_h * s_dy_h, start + o_m, m_m, s_dy_t, D, BLOCK_D)
-        b_a, b_ds = score_gradient(
-            b_q, b_k, b_v, b_dy, b_unit, bias, Pairs(i_b, start, o_m, o_n, m_m, m_n),
+        b_q = load_heads(p_q, i_h, start + o_m, m_m, s_q_t, s_q_h, HEADS, D, BLOCK_D)
+        b_dy = load_heads(p_dy, i_h, start + o_m, m_m, s_dy_t, s_dy_h, HEADS, D, BLOCK_D)
+        b_bias = bias_tile(
+            b_unit, bias, Pairs(i_b, start, o_m, o_n, m_m, m_n),
             HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED, SHEET=SHEET, FAST=FAST, TRANSPOSED=True,
         )  # fmt: skip
-        b_ds = b_ds.to(b_q.dtype)
-        if KEEP:
-            tl.store(p_tiles + o_n[:, None] * s_row + o_m[None, :], b_ds)
-        b_dv += dot(b_a.to(b_dy.dtype), b_dy, FAST)
-        b_dk += dot(b_ds, b_q, FAST)
-    _store_tile(p_dk + i_h * s_dq_h, b_dk * scale, start + o_n, m_n, s_dq_t, D, BLOCK_D)
-    _store_tile(p_dv + i_h * s_dq_h, b_dv * scale, start + o_n, m_n, s_dq_t, D, BLOCK_D)
+        b_next_dk, b_next_dv = (), ()
+        for i in tl.static_range(HEADS):
+            b_a, b_ds = score_gradient(b_q[i], b_k[i], b_v[i], b_dy[i], b_bias, FAST=FAST, TRANSPOSED=True)
+            b_ds = b_ds.to(b_q[i].dtype)
+            if KEEP:
+                tl.store(p_tiles + i * s_row * s_row + o_n[:, None] * s_row + o_m[None, :], b_ds)
+            b_next_dv = with_one(b_next_dv, b_dv[i] + dot(b_a.to(b_dy[i].dtype), b_dy[i], FAST, "ieee"))
+            b_next_dk = with_one(b_next_dk, b_dk[i] + dot(b_ds, b_q[i], FAST, "ieee"))
+        b_dk, b_dv = b_next_dk, b_next_dv
+    for i in tl.static_range(HEADS):
+        store_tile(p_dk + (i_h + i) * s_dq_h, b_dk[i] * scale, start + o_n, m_n, s_dq_t, D, BLOCK_D)
+        store_tile(p_dv + (i_h + i) * s_dq_h, b_dv[i] * scale, start + o_n, m_n, s_dq_t, D, BLOCK_D)
 
 
 def backward(
@@ -140,12 +169,10 @@ def backward(
     B, S = len(bounds.lengths_B), row_stride(bounds.max_len)
     joint = (torch.empty if bounds.is_complete else torch.zeros)((T, 3, H, D), dtype=q.dtype, device=q.device)
     dq, dk, dv = joint.unbind(1)
-    d_position, d_time = (None if w is None else torch.zeros_like(w) for w in (bias.position, bias.time))
+    sums = tuple(None if w is None else torch.zeros_like(w) for w in (bias.position, bias.time))
+    has_bias = any(each is not None for each in sums)
     if not (T and B):
-        return dq, dk, dv, d_position, d_time
-    has_bias = d_position is not None or d_time is not None
-    keep = B * H * S * S * q.element_size() <= most_bytes
-    ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
+        return dq, dk, dv, *sums
     shared = {
         "p_q": q,
         "p_k": k,
@@ -157,14 +184,36 @@ def backward(
         # One stage for wide heads, whose tiles fill the shared memory; no file holds a comparison.
         **tile(q, bounds, wide_stages=1),
     }
-    grid = (S // shared["BLOCK"], H, B)
-    _key_kernel[grid](p_dk=dk, p_dv=dv, p_ds=ds, KEEP=keep, **shared)
-    if not keep:
-        _query_kernel[grid](p_dq=dq, **shared)
+    keep = B * H * S * S * q.element_size() <= most_bytes
+    ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
+    together = heads_of(q, 0 if keep else SHARED_WIDTH)
+    groups = H // together["HEADS"]
+    _key_kernel[(S // shared["BLOCK"], groups, B)](p_dk=dk, p_dv=dv, p_ds=ds, KEEP=keep, **shared, **together)
+    if keep:
+        _query_from_kept(ds, k, dq, bounds, n)
         if has_bias:
-            bias_gradient.from_inputs(dy, q, k, v, bounds, n, bias, d_position, d_time)
-        return dq, dk, dv, d_position, d_time
-    _query_from_kept_kernel[grid](
+            bias_gradient.from_kept(ds, bounds, n, bias, *sums)
+        return dq, dk, dv, *sums
+
+    def fill(strips: Tensor, first: int, units: int, tiles: int) -> None:
+        _query_kernel[(groups, units)](
+            p_dq=dq,
+            p_strips=strips,
+            s_group=strips.stride(0),
+            first=first,
+            TILES=tiles,
+            SUM=has_bias,
+            **shared,
+            **together,
+        )
+
+    bias_gradient.sum_strips(fill, groups, q.dtype, bounds, n, bias, *sums)
+    return dq, dk, dv, *sums
+
+
+def _query_from_kept(ds: Tensor, k: Tensor, dq: Tensor, bounds: SequenceBounds, n: int) -> None:
+    (B, H, S, _), constants = ds.shape, tile(k, bounds) | {"num_stages": 3}  # not tuned
+    _query_from_kept_kernel[(S // constants["BLOCK"], H, B)](
         p_ds=ds,
         p_k=k,
         p_dq=dq,
@@ -172,8 +221,5 @@ def backward(
         **strides(k=k, dq=dq),
         s_row=S,
         scale=1.0 / n,
-        **tile(q, bounds) | {"num_stages": 3},  # not tuned
+        **constants,
     )
-    if has_bias:
-        bias_gradient.from_kept(ds, bounds, n, bias, d_position, d_time)
-    return dq, dk, dv, d_position, d_time

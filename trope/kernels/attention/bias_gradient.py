@@ -1,8 +1,9 @@
 """The gradients of HSTU's bias weights: sums of the scores' gradient by distance and by bucket of time.
 
 Heads share the bias, so the gradient is summed over heads first, into strips: a tile of queries by all its keys, in
-float32. The sum comes from what the key kernel kept, or is computed once more (long sequences). Strips are taken in
-slices of a fixed budget, so memory stays linear in the length. From a strip:
+float32. The sum comes from what the key kernel kept; or the query kernel writes one for each group of heads that a
+program of it has, in the scores' dtype, and the kernels here add up the groups. Strips are taken in slices of a fixed
+budget, so memory stays linear in the length. From a strip:
 - by distance: entries of one distance lie one step apart in neighbouring rows, so rows are added up, read backwards;
 - by bucket: sorted times make a row's buckets runs, so the sum over buckets >= k is the row's prefix sum where the run
   of k ends (attention/runs.py). Unsorted times take one masked sum per bucket.
@@ -11,8 +12,9 @@ No atomics: each program writes a small partial sum, and the partial sums are ad
 Arguments that attention/arguments.py does not explain:
 
 - p_ds: the gradient of the scores that the key kernel kept, [B, H, S keys, S queries].
-- p_strips: float32 [units, BLOCK, S]. A unit is a tile of queries of one sequence; units are numbered through all
-  sequences, TILES to a sequence, and `first` is the number of the slice's first unit. UNITS: units of the slice.
+- p_strips: [GROUPS, units, BLOCK, S], s_group the stride of a group of heads. A unit is a tile of queries of one
+  sequence; units are numbered through all sequences, TILES to a sequence, and `first` is the number of the slice's
+  first unit. UNITS: units of the slice.
 - p_counts, p_singles: the runs (attention/runs.py) if COUNTED.
 - p_partial: by bucket [B * TILES, BLOCK_K + RUNS], by distance [parts, s_partial]; `i_part` is the slice's first part.
 - p_d_time [K + 1], p_d_position [2 * max_len - 1]: the results. R: partial rows to add up.
@@ -31,13 +33,14 @@ import triton.language as tl
 from torch import Tensor
 
 from trope.kernels.attention import runs
-from trope.kernels.attention.arguments import Bias, block_of, bounds_pointers, row_stride, strides, tile
+from trope.kernels.attention.arguments import Bias, block_of, bounds_pointers, row_stride
 from trope.kernels.attention.runs import find_runs, pair_of, sum_runs
-from trope.kernels.attention.tiles import BiasInputs, Pairs, load_buckets, load_tile, score_gradient, unit_tile
+from trope.kernels.attention.tiles import Pairs, load_buckets
 from trope.kernels.sequence_bounds import SequenceBounds
 
 # Bytes of a slice of strips. Not tuned: one slice holds all of `shop` (128 x 512 x 512 float32 is half of it).
 STRIP_BYTES = 1 << 28
+MOST_UNITS = 65_535  # of a slice: the second axis of a launch has no more
 # Rows of strips that a program of the distance kernel adds up. Fixed, so that sums do not depend on the GPU; not tuned.
 ROWS = 256
 
@@ -61,42 +64,20 @@ def _sum_kernel(
 
 
 @triton.jit
-def _recompute_kernel(
-    p_q, p_k, p_v, p_dy, p_strips, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
-    s_q_t, s_k_t, s_v_t, s_dy_t, s_q_h, s_k_h, s_v_h, s_dy_h, s_row, s_sheet, L, centre, last, scale, first, TILES, H,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
-    """Grid (tiles of keys, units): a tile of a strip, computed once more."""
-    i_n, i_unit = tl.program_id(0), tl.program_id(1)
-    i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
-    start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
-    if (i_n > i_m) | (i_m * BLOCK >= length):
-        return
-    bias = BiasInputs(p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, s_row, s_sheet, L, centre, last)
-    o_m, o_n = i_m * BLOCK + tl.arange(0, BLOCK), i_n * BLOCK + tl.arange(0, BLOCK)
-    m_m, m_n = o_m < length, o_n < length
-    b_unit = unit_tile(p_sheet, BLOCK)
-    b_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    for i_h in range(H):
-        b_q = load_tile(p_q + i_h * s_q_h, start + o_m, m_m, s_q_t, D, BLOCK_D)
-        b_k = load_tile(p_k + i_h * s_k_h, start + o_n, m_n, s_k_t, D, BLOCK_D)
-        b_v = load_tile(p_v + i_h * s_v_h, start + o_n, m_n, s_v_t, D, BLOCK_D)
-        b_dy = load_tile(p_dy + i_h * s_dy_h, start + o_m, m_m, s_dy_t, D, BLOCK_D)
-        _, b_ds = score_gradient(
-            b_q, b_k, b_v, b_dy, b_unit, bias, Pairs(i_b, start, o_m, o_n, m_m, m_n),
-            HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED, SHEET=SHEET, FAST=FAST, TRANSPOSED=False,
-        )  # fmt: skip
-        b_sum += b_ds
-    o_row = tl.arange(0, BLOCK)
-    tl.store(p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :], b_sum)
+def _load_strips(p_strips, o, m, s_group, GROUPS: tl.constexpr):
+    """Numbers of a strip at offsets o, summed over the groups of heads, float32; zero where masked."""
+    b_sum = tl.load(p_strips + o, mask=m, other=0.0).to(tl.float32)
+    for i in tl.static_range(1, GROUPS):
+        b_sum += tl.load(p_strips + i * s_group + o, mask=m, other=0.0).to(tl.float32)
+    return b_sum
 
 
 @triton.jit
 def _by_bucket_kernel(
     p_strips, p_partial, p_times, p_query_times, p_buckets, p_counts, p_singles, p_starts, p_lengths,
-    s_row, L, last, first, TILES,
-    CACHED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RUNS: tl.constexpr,
+    s_row, s_group, L, last, first, TILES,
+    CACHED: tl.constexpr, COUNTED: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+    RUNS: tl.constexpr,
 ):  # fmt: skip
     """Grid (units,): one strip's sums in each of BLOCK_K buckets taken singly, then in buckets >= k of its runs."""
     i_unit = tl.program_id(0)
@@ -108,7 +89,8 @@ def _by_bucket_kernel(
     b_runs = tl.zeros((BLOCK, RUNS), dtype=tl.float32)
     for i_n in range(i_m + 1 if i_m * BLOCK < length else 0):
         o_n = i_n * BLOCK + o_row
-        b_sum = tl.load(p_strips + i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :])
+        o_tile = i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :]
+        b_sum = _load_strips(p_strips, o_tile, o_tile >= 0, s_group, GROUPS)
         m_m = o_m < length
         m = (o_m[:, None] >= o_n[None, :]) & m_m[:, None]  # other pairs have no gradient
         if COUNTED:
@@ -152,8 +134,8 @@ def _bucket_sum_kernel(p_partial, p_d_time, R, scale, BLOCK_K: tl.constexpr, RUN
 
 @triton.jit
 def _by_distance_kernel(
-    p_strips, p_partial, p_lengths, s_row, s_partial, i_part, first, UNITS, TILES, ROWS,
-    BLOCK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr,
+    p_strips, p_partial, p_lengths, s_row, s_group, s_partial, i_part, first, UNITS, TILES, ROWS,
+    GROUPS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
     """Grid (parts, blocks of distances): sums of ROWS rows of strips by distance."""
     i_chunk, o_distance = tl.program_id(0), tl.program_id(1) * BLOCK_L + tl.arange(0, BLOCK_L)
@@ -165,7 +147,7 @@ def _by_distance_kernel(
         length = tl.load(p_lengths + unit // TILES).to(tl.int32)
         o_n = o_m[:, None] - o_distance[None, :]
         m = (o_n >= 0) & (o_m < length)[:, None]
-        b_sum += tl.load(p_strips + o_row.to(tl.int64)[:, None] * s_row + o_n, mask=m, other=0.0)
+        b_sum += _load_strips(p_strips, o_row.to(tl.int64)[:, None] * s_row + o_n, m, s_group, GROUPS)
     tl.store(p_partial + (i_part + i_chunk) * s_partial + o_distance, tl.sum(b_sum, axis=0))
 
 
@@ -194,58 +176,37 @@ def from_kept(
             first=first,
             TILES=tiles,
             H=ds.shape[1],
-            BLOCK=strips.shape[1],
+            BLOCK=strips.shape[2],
             num_warps=4,
         )
 
-    _sum_strips(fill, ds, bounds, n, bias, d_position, d_time)
+    sum_strips(fill, 1, torch.float32, bounds, n, bias, d_position, d_time)
 
 
-def from_inputs(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias,
-    d_position: Tensor | None, d_time: Tensor | None,
-) -> None:  # fmt: skip
-    """Fill the gradients of the weights from what attention's backward began with."""
-
-    def fill(strips: Tensor, first: int, units: int, tiles: int) -> None:
-        _recompute_kernel[(tiles, units)](
-            p_q=q,
-            p_k=k,
-            p_v=v,
-            p_dy=dy,
-            p_strips=strips,
-            **strides(q=q, k=k, v=v, dy=dy),
-            **bias.arguments(q, bounds),
-            scale=1.0 / n,
-            first=first,
-            TILES=tiles,
-            H=q.shape[1],
-            **tile(q, bounds),
-        )
-
-    _sum_strips(fill, q, bounds, n, bias, d_position, d_time)
-
-
-def _sum_strips(
-    fill: Callable[[Tensor, int, int, int], None], like: Tensor, bounds: SequenceBounds, n: int, bias: Bias,
-    d_position: Tensor | None, d_time: Tensor | None,
+def sum_strips(
+    fill: Callable[[Tensor, int, int, int], None], groups: int, dtype: torch.dtype, bounds: SequenceBounds, n: int,
+    bias: Bias, d_position: Tensor | None, d_time: Tensor | None,
 ) -> None:  # fmt: skip
     """Slice by slice: have strips filled, then sum them both ways.
 
-    fill: writes the strips of `units` units from number `first` on; called as fill(strips, first, units, tiles).
+    fill: writes the strips of `units` units from number `first` on, [groups, units, BLOCK, S], each the sum over a
+        group of heads; called as fill(strips, first, units, tiles), also where there is no bias to have a gradient.
     """
     B, L, S, block = len(bounds.lengths_B), bounds.max_len, row_stride(bounds.max_len), block_of(bounds.max_len)
     tiles = triton.cdiv(L, block)
-    units = max(1, min(B * tiles, STRIP_BYTES // (4 * block * S)))
+    has_bias, device = d_position is not None or d_time is not None, bounds.lengths_B.device
+    units = min(B * tiles, MOST_UNITS)
+    if has_bias:
+        units = max(1, min(units, STRIP_BYTES // (groups * dtype.itemsize * block * S)))
     slices = range(0, B * tiles, units)
-    strips = torch.empty((units, block, S), dtype=torch.float32, device=like.device)
+    strips = torch.empty((groups, units if has_bias else 0, block, S), dtype=dtype, device=device)
     parts, block_k = triton.cdiv(units * block, ROWS), 0
     by_distance = torch.empty(
-        (len(slices) * parts, S) if d_position is not None else (0, S), dtype=torch.float32, device=like.device
+        (len(slices) * parts, S) if d_position is not None else (0, S), dtype=torch.float32, device=device
     )
     if d_time is not None:
         block_k = triton.next_power_of_2(len(d_time))
-        by_bucket = torch.empty((B * tiles, block_k + runs.RUNS), dtype=torch.float32, device=like.device)
+        by_bucket = torch.empty((B * tiles, block_k + runs.RUNS), dtype=torch.float32, device=device)
     for i, first in enumerate(slices):
         here = min(units, B * tiles - first)
         fill(strips, first, here, tiles)
@@ -256,19 +217,21 @@ def _sum_strips(
                 p_partial=by_distance,
                 p_lengths=bounds.lengths_B,
                 s_row=S,
+                s_group=strips.stride(0),
                 s_partial=S,
                 i_part=i * parts,
                 first=first,
                 UNITS=here,
                 TILES=tiles,
                 ROWS=ROWS,
+                GROUPS=groups,
                 BLOCK=block,
                 BLOCK_R=16,  # not tuned; must divide BLOCK
                 BLOCK_L=block_l,
                 num_warps=4,
             )
         if d_time is not None:
-            _launch_by_bucket(strips, by_bucket, like, bounds, bias, first, here, tiles, block_k)
+            _launch_by_bucket(strips, by_bucket, bounds, bias, first, here, tiles, block_k)
     if d_position is not None:
         _distance_sum_kernel[(L,)](
             p_partial=by_distance,
@@ -293,24 +256,26 @@ def _sum_strips(
 
 
 def _launch_by_bucket(
-    strips: Tensor, by_bucket: Tensor, like: Tensor, bounds: SequenceBounds, bias: Bias, first: int, units: int,
-    tiles: int, block_k: int,
+    strips: Tensor, by_bucket: Tensor, bounds: SequenceBounds, bias: Bias, first: int, units: int, tiles: int,
+    block_k: int,
 ) -> None:  # fmt: skip
     assert bias.gaps is not None
-    found, pointers, sizes = bias.gaps.runs, bias.pointers(like), bias.sizes(bounds)
+    found, pointers, sizes = bias.gaps.runs, bias.pointers(by_bucket), bias.sizes(bounds)
     _by_bucket_kernel[(units,)](
         p_strips=strips,
         p_partial=by_bucket,
         **{name: pointers[name] for name in ("p_times", "p_query_times", "p_buckets")},
-        p_counts=like if found is None else found.counts,
-        p_singles=like if found is None else found.singles,
+        p_counts=by_bucket if found is None else found.counts,
+        p_singles=by_bucket if found is None else found.singles,
         **bounds_pointers(bounds),
         **{name: sizes[name] for name in ("s_row", "L", "last")},
+        s_group=strips.stride(0),
         first=first,
         TILES=tiles,
         CACHED=bias.constants()["CACHED"],
         COUNTED=found is not None,
-        BLOCK=strips.shape[1],
+        GROUPS=len(strips),
+        BLOCK=strips.shape[2],
         BLOCK_K=block_k,
         RUNS=runs.RUNS,
         num_warps=8,  # not tuned

@@ -25,7 +25,7 @@ class Runs(NamedTuple):
 class Gaps(NamedTuple):
     """Times between queries and keys.
 
-    times_T, query_times_T: int64 seconds.
+    times_T, query_times_T: int64 seconds, contiguous where kernels read them.
     last: the last bucket; it holds every longer gap.
     buckets: bucket of every pair if they are kept: int64 [B, L, L] for the reference, uint8 for the kernels, else None.
     runs: runs of the kernels' buckets if there will be a backward.

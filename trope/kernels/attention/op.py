@@ -11,15 +11,16 @@ from trope.kernels.attention.arguments import Bias
 from trope.kernels.attention.backward import backward
 from trope.kernels.attention.triton import forward, with_sheet
 
-# The gradient of the scores may take this many times the budget of what is kept for all blocks, because it lives only
-# during one block's backward. With 4, the bf16 gradients of `shop` (128 x 8 heads x 512 x 512, 0.5 GiB) are kept.
-# Keeping them is part of what took `shop` from 45 to 52 it/s (docs/speed.md, e9921df to 8b9a7e0); the factor was not
-# tuned.
-KEPT = 4
+# What lives only while one block is computed may take this many times the budget of what is kept for all blocks: the
+# bias of all pairs, which is then written once more for the backward, and the gradient of the scores. 16 is 4 GiB: the
+# latter for 16 sequences of 4,096 positions and 8 heads. With it a block takes 4.5 ms on an H200, without it 5.1
+# (results/attention-h200.txt). On a smaller card it is at most this share of the memory.
+PASSING, SHARE = 16, 16
 
 
 class FusedAttention(torch.autograd.Function):
-    """q, k, v, bounds, n, position, time, gaps, most bytes of a sheet -> y; see `attention.hstu_attention`."""
+    """q, k, v, bounds, n, position, time, gaps, most bytes that are kept, whether gradients are on -> y; see
+    `attention.hstu_attention`."""
 
     @staticmethod
     def forward(
@@ -33,18 +34,31 @@ class FusedAttention(torch.autograd.Function):
         time: Any,
         gaps: Any,
         most_bytes: int,
+        learns: bool,
     ) -> Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        bias = with_sheet(Bias(position, time, gaps), bounds, q, most_bytes)
-        ctx.save_for_backward(q, k, v, position, time, bias.sheet)
-        ctx.bounds, ctx.n, ctx.gaps, ctx.most_bytes = bounds, n, gaps, most_bytes
-        return forward(q, k, v, bounds, n, bias)
+        passing_bytes = _passing_bytes(most_bytes, q.device)
+        bias = with_sheet(Bias(position, time, gaps), bounds, q, passing_bytes)
+        is_kept = bias.sheet is not None and bias.sheet.nbytes <= most_bytes
+        ctx.save_for_backward(q, k, v, position, time, bias.sheet if is_kept else None)
+        ctx.bounds, ctx.n, ctx.gaps, ctx.passing_bytes = bounds, n, gaps, passing_bytes
+        return forward(q, k, v, bounds, n, bias, learns)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, position, time, sheet = ctx.saved_tensors
         (dy,) = gradients
-        bias = Bias(position, time, ctx.gaps, sheet)
         dy = dy if dy.stride(-1) == 1 else dy.contiguous()
-        dq, dk, dv, d_position, d_time = backward(dy, q, k, v, ctx.bounds, ctx.n, bias, KEPT * ctx.most_bytes)
-        return dq, dk, dv, None, None, d_position, d_time, None, None
+        bias = Bias(position, time, ctx.gaps, sheet)
+        if sheet is None:
+            bias = with_sheet(bias, ctx.bounds, q, ctx.passing_bytes)
+        dq, dk, dv, d_position, d_time = backward(dy, q, k, v, ctx.bounds, ctx.n, bias, ctx.passing_bytes)
+        return dq, dk, dv, None, None, d_position, d_time, None, None, None
+
+
+def _passing_bytes(most_bytes: int, device: torch.device) -> int:
+    """How much may be held while a block is computed."""
+    passing = PASSING * most_bytes
+    if device.type == "cuda":
+        passing = min(passing, torch.cuda.get_device_properties(device).total_memory // SHARE)
+    return passing

@@ -62,11 +62,14 @@ def sigmoid(b_s, FAST: tl.constexpr):
 
 
 @triton.jit
-def dot(b_x, b_y, FAST: tl.constexpr):
-    """A product summed in float32; unless FAST, of operands in float32 (the interpreter cannot multiply bf16)."""
+def dot(b_x, b_y, FAST: tl.constexpr, PRECISION: tl.constexpr):
+    """A product summed in float32; unless FAST, of operands in float32 (the interpreter cannot multiply bf16).
+
+    PRECISION: of a product of float32, "ieee" or "tf32x3".
+    """
     if not FAST:
         b_x, b_y = b_x.to(tl.float32), b_y.to(tl.float32)
-    return tl.dot(b_x, b_y, input_precision="ieee")
+    return tl.dot(b_x, b_y, input_precision=PRECISION)
 
 
 @triton.jit
@@ -78,6 +81,38 @@ def load_tile(p_x, o_row, m_row, s_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
+def store_tile(p_x, b_x, o_row, m_row, s_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows of one head, where not masked: the inverse of `load_tile`."""
+    o_d = tl.arange(0, BLOCK_D)
+    p = p_x + o_row[:, None] * s_row + o_d[None, :]
+    tl.store(p, b_x.to(p_x.dtype.element_ty), mask=m_row[:, None] & (o_d < D)[None, :])
+
+
+@triton.jit
+def with_one(b_all, b_x):
+    """A tuple with one more element: Triton joins tuples by + alone."""
+    return b_all + (b_x,)  # noqa: RUF005
+
+
+@triton.jit
+def load_heads(p_x, i_h, o_row, m_row, s_row, s_h, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """`load_tile` of heads i_h .. i_h + HEADS - 1, a tuple."""
+    found = ()
+    for i in tl.static_range(HEADS):
+        found = with_one(found, load_tile(p_x + (i_h + i) * s_h, o_row, m_row, s_row, D, BLOCK_D))
+    return found
+
+
+@triton.jit
+def zeros(HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A float32 sum for each head, a tuple."""
+    found = ()
+    for _ in tl.static_range(HEADS):
+        found = with_one(found, tl.zeros((ROWS, COLUMNS), dtype=tl.float32))
+    return found
+
+
+@triton.jit
 def buckets_of(b_tq, b_tk, last):
     """Buckets [queries, keys] of int32 seconds since the sequence began."""
     b_gap = tl.maximum(tl.abs(b_tq[:, None] - b_tk[None, :]), 1)
@@ -86,7 +121,7 @@ def buckets_of(b_tq, b_tk, last):
 
 @triton.jit
 def load_times(p_times, o_token, m, t_first):
-    """Seconds since the sequence's first event, int32: 68 years are enough."""
+    """Seconds since the sequence's first event, int32, held within 34 years (2^30 s) of it."""
     b_t = tl.load(p_times + o_token, mask=m, other=0) - t_first
     return tl.minimum(tl.maximum(b_t, -(1 << 30)), 1 << 30).to(tl.int32)
 
@@ -138,42 +173,42 @@ def unit_tile(p_sheet, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def score_tile(
-    b_q, b_k, b_unit, bias, pairs,
+def bias_tile(
+    b_unit, bias, pairs,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
     FAST: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Scores with bias [queries, keys], or [keys, queries] if TRANSPOSED; HIDDEN for keys after their query."""
+    """Bias of a tile, the same for all heads: float32 [queries, keys], or [keys, queries] if TRANSPOSED."""
     if SHEET:
         # Rows of a tile that are beyond the sequence are written too: nothing needs a mask.
         p_rows = bias.p_sheet + pairs.i_b.to(tl.int64) * bias.s_sheet
         b_bias = tl.load(p_rows + pairs.o_m[:, None] * bias.s_row + pairs.o_n[None, :])
     else:
         b_bias = form_bias(bias, pairs, HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED)
+    if TRANSPOSED:
+        b_bias = tl.trans(b_bias)
     if SHEET and FAST:
-        if TRANSPOSED:
-            b_s = tl.dot(b_k, tl.trans(b_q), tl.dot(tl.trans(b_bias), b_unit))
-        else:
-            b_s = tl.dot(b_q, tl.trans(b_k), tl.dot(b_bias, b_unit))
-    elif TRANSPOSED:
-        b_s = dot(b_k, tl.trans(b_q), FAST) + tl.trans(b_bias).to(tl.float32)
-    else:
-        b_s = dot(b_q, tl.trans(b_k), FAST) + b_bias.to(tl.float32)
-    return b_s
+        b_bias = tl.dot(b_bias, b_unit)
+    return b_bias.to(tl.float32)
 
 
 @triton.jit
-def score_gradient(
-    b_q, b_k, b_v, b_dy, b_unit, bias, pairs,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
-    FAST: tl.constexpr, TRANSPOSED: tl.constexpr,
-):  # fmt: skip
+def score_tile(b_q, b_k, b_bias, FAST: tl.constexpr, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr):
+    """Scores of one head with bias [queries, keys], or [keys, queries] if TRANSPOSED, as the bias is."""
+    if TRANSPOSED:
+        b_rows, b_columns = b_k, b_q
+    else:
+        b_rows, b_columns = b_q, b_k
+    if FAST:
+        return tl.dot(b_rows, tl.trans(b_columns), b_bias)
+    return dot(b_rows, tl.trans(b_columns), FAST, PRECISION) + b_bias
+
+
+@triton.jit
+def score_gradient(b_q, b_k, b_v, b_dy, b_bias, FAST: tl.constexpr, TRANSPOSED: tl.constexpr):
     """silu(s) and the gradient of s, both without the factor 1/n, [queries, keys] or TRANSPOSED; zero where hidden."""
-    b_s = score_tile(
-        b_q, b_k, b_unit, bias, pairs, HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED, SHEET=SHEET,
-        FAST=FAST, TRANSPOSED=TRANSPOSED,
-    )  # fmt: skip
-    b_dp = dot(b_v, tl.trans(b_dy), FAST) if TRANSPOSED else dot(b_dy, tl.trans(b_v), FAST)
+    b_s = score_tile(b_q, b_k, b_bias, FAST=FAST, TRANSPOSED=TRANSPOSED, PRECISION="ieee")
+    b_dp = dot(b_v, tl.trans(b_dy), FAST, "ieee") if TRANSPOSED else dot(b_dy, tl.trans(b_v), FAST, "ieee")
     b_sig = sigmoid(b_s, FAST)
     b_a = b_s * b_sig
     return b_a, b_dp * (b_sig + b_a * (1.0 - b_sig))

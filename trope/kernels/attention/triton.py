@@ -1,12 +1,12 @@
 """The fused HSTU attention, forward: scores, bias, SiLU and the sum over values in tiles, never the [L, L] matrix.
 
-Notable: one program owns a tile of queries of one head and walks over the keys before it. The bias is formed in tiles
-from the weights and the times, and it masks what a query must not see. There are two ways, with the same result:
+Notable: one program owns a tile of queries of one or a few heads and walks over the keys before it. The bias is formed
+in tiles from the weights and the times, and it masks what a query must not see. There are two ways:
 
-- A sheet: the bias is written once for all heads, as [B, L, L] in the scores' precision, where that fits a fixed
-  budget. Short sequences gain: a load is cheaper than a logarithm and two look-ups for every head and every pass. In
-  bf16 the tensor cores add the sheet as a product with the unit matrix. That is exact, and the sheet travels with the
-  other operands, transposed if need be, instead of through registers.
+- A sheet: the bias is written once for all heads, as [B, L, L] in the scores' dtype, where that fits a budget
+  (attention/op.py). A load is cheaper than a logarithm and two look-ups for every head and every pass. In bf16 the
+  tensor cores add the sheet as a product with the unit matrix. The product changes no bit of the sheet, which then
+  reaches the tensor cores like the other operands, transposed if need be, and not through registers.
 - Tile by tile inside every kernel where the sheet does not fit, so that memory stays linear in the length.
 
 attention/arguments.py explains every argument. The device functions are in attention/tiles.py.
@@ -22,20 +22,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trope.kernels.attention.arguments import Bias, block_of, bounds_pointers, row_stride, strides, tile
+from trope.kernels.attention.arguments import Bias, block_of, bounds_pointers, heads_of, row_stride, strides, tile
 from trope.kernels.attention.tiles import (
     HIDDEN,
     BiasInputs,
     Pairs,
+    bias_tile,
     buckets_from_times,
     dot,
     form_bias,
-    load_tile,
+    load_heads,
     score_tile,
     sigmoid,
+    store_tile,
     unit_tile,
+    with_one,
+    zeros,
 )
 from trope.kernels.sequence_bounds import SequenceBounds
+
+# Numbers of a token that a program has of all its heads together: two heads of 32 load the bias once. On an H200 that
+# is 8 % faster than one; four are not faster (results/attention-h200.txt).
+WIDTH = 64
 
 
 @triton.jit
@@ -43,34 +51,38 @@ def _forward_kernel(
     p_q, p_k, p_v, p_y, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
     s_q_t, s_k_t, s_v_t, s_y_t, s_q_h, s_k_h, s_v_h, s_y_h, s_row, s_sheet, L, centre, last, scale,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr, HEADS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of queries, H, B): writes y of one tile."""
+    """Grid (tiles of queries, H / HEADS, B): writes y of one tile, of HEADS heads."""
     i_m = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest walks first
-    i_h, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    i_h, i_b = tl.program_id(1).to(tl.int64) * HEADS, tl.program_id(2)
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
     if i_m * BLOCK >= length:
         return
     bias = BiasInputs(p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, s_row, s_sheet, L, centre, last)
     o_m = i_m * BLOCK + tl.arange(0, BLOCK)
     m_m = o_m < length
-    b_q = load_tile(p_q + i_h * s_q_h, start + o_m, m_m, s_q_t, D, BLOCK_D)
+    b_q = load_heads(p_q, i_h, start + o_m, m_m, s_q_t, s_q_h, HEADS, D, BLOCK_D)
     b_unit = unit_tile(p_sheet, BLOCK)
-    b_y = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
+    b_y = zeros(HEADS, BLOCK, BLOCK_D)
     for i_n in range(i_m + 1):
         o_n = i_n * BLOCK + tl.arange(0, BLOCK)
         m_n = o_n < length
-        b_k = load_tile(p_k + i_h * s_k_h, start + o_n, m_n, s_k_t, D, BLOCK_D)
-        b_v = load_tile(p_v + i_h * s_v_h, start + o_n, m_n, s_v_t, D, BLOCK_D)
-        b_s = score_tile(
-            b_q, b_k, b_unit, bias, Pairs(i_b, start, o_m, o_n, m_m, m_n),
+        b_k = load_heads(p_k, i_h, start + o_n, m_n, s_k_t, s_k_h, HEADS, D, BLOCK_D)
+        b_v = load_heads(p_v, i_h, start + o_n, m_n, s_v_t, s_v_h, HEADS, D, BLOCK_D)
+        b_bias = bias_tile(
+            b_unit, bias, Pairs(i_b, start, o_m, o_n, m_m, m_n),
             HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED, SHEET=SHEET, FAST=FAST, TRANSPOSED=False,
         )  # fmt: skip
-        b_a = b_s * sigmoid(b_s, FAST)
-        b_y += dot(b_a.to(b_v.dtype), b_v, FAST)
-    o_d = tl.arange(0, BLOCK_D)
-    p_out = p_y + i_h * s_y_h + (start + o_m)[:, None] * s_y_t + o_d[None, :]
-    tl.store(p_out, (b_y * scale).to(p_y.dtype.element_ty), mask=m_m[:, None] & (o_d < D)[None, :])
+        b_sum = ()
+        for i in tl.static_range(HEADS):
+            b_s = score_tile(b_q[i], b_k[i], b_bias, FAST=FAST, TRANSPOSED=False, PRECISION=PRECISION)
+            b_a = b_s * sigmoid(b_s, FAST)
+            b_sum = with_one(b_sum, b_y[i] + dot(b_a.to(b_v[i].dtype), b_v[i], FAST, PRECISION))
+        b_y = b_sum
+    for i in tl.static_range(HEADS):
+        store_tile(p_y + (i_h + i) * s_y_h, b_y[i] * scale, start + o_m, m_m, s_y_t, D, BLOCK_D)
 
 
 @triton.jit
@@ -151,13 +163,25 @@ def with_sheet(bias: Bias, bounds: SequenceBounds, like: Tensor, most_bytes: int
     return bias
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias) -> Tensor:
-    """y [T, H, D], contiguous; zero outside of all sequences."""
+def forward(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias, learns: bool) -> Tensor:
+    """y [T, H, D], contiguous; zero outside of all sequences.
+
+    learns: there will be a backward, whose products of float32 are exact. Without one they are made of three products
+    of TF32, which tensor cores do, and which differ from float32 in the last bits.
+    """
     T, H, D = q.shape
     y = (torch.empty if bounds.is_complete else torch.zeros)((T, H, D), dtype=q.dtype, device=q.device)
-    constants = tile(q, bounds)
+    constants = tile(q, bounds) | heads_of(q, WIDTH)
+    if constants["HEADS"] > 1:
+        constants["num_stages"] = 2  # more would leave room for two programs instead of three
+    precision = "ieee"
+    if q.dtype == torch.float32 and not learns:
+        precision = "tf32x3"
+        if D > 64:  # other tiles do not fit the registers; compiled, not timed
+            constants |= {"num_warps": 8, "num_stages": 1}
     if T and len(bounds.lengths_B):
-        _forward_kernel[(triton.cdiv(bounds.max_len, constants["BLOCK"]), H, len(bounds.lengths_B))](
+        grid = (triton.cdiv(bounds.max_len, constants["BLOCK"]), H // constants["HEADS"], len(bounds.lengths_B))
+        _forward_kernel[grid](
             p_q=q,
             p_k=k,
             p_v=v,
@@ -165,6 +189,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bia
             **strides(q=q, k=k, v=v, y=y),
             **bias.arguments(q, bounds),
             scale=1.0 / n,
+            PRECISION=precision,
             **constants,
         )
     return y

@@ -3,7 +3,7 @@
 No autograd here: the table's gradient must never exist as a dense tensor, so the training step takes the gradient of
 `embed`'s result from autograd, calls `embed_backward` with it, and gives the rows to the table's own sparse update.
 
-Shape letters: T tokens, E width, V rows of the table, L positions, B sequences.
+Shape letters: T tokens, E width, F first dims, V rows of the table, L positions, B sequences.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def embed_backward(
     seed: Tensor | None = None,
     stream: int = 0,
     backend: Backend = "auto",
+    grad_first_TF: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of each token's `table[item] * scale` [T, E] and of the positions [max_len, E].
 
@@ -65,13 +66,14 @@ def embed_backward(
             sequence do not count for the positions.
         max_len: L, the rows of the position table.
         dropout, seed, stream: as given to `embed`, so that the mask is the same.
+        grad_first_TF: a further gradient of the first F dims of `embed`'s result, added to `grad_x_TE`.
     """
     if resolve_backend(backend, grad_x_TE) == "torch":
         keep = _keep(seed, stream, len(grad_x_TE), grad_x_TE.shape[1], dropout)
-        return reference.embed_backward(grad_x_TE, items_T, starts_B, lengths_B, max_len, keep, dropout)
+        return reference.embed_backward(grad_x_TE, items_T, starts_B, lengths_B, max_len, keep, dropout, grad_first_TF)
     from trope.kernels.embed import triton as fused
 
-    return fused.embed_backward(grad_x_TE, items_T, starts_B, lengths_B, max_len, dropout, seed, stream)
+    return fused.embed_backward(grad_x_TE, items_T, starts_B, lengths_B, max_len, dropout, seed, stream, grad_first_TF)
 
 
 def _keep(seed: Tensor | None, stream: int, rows: int, columns: int, dropout: float) -> Tensor | None:

@@ -1,11 +1,12 @@
 """The model's input and its gradients in plain PyTorch: the ground truth of the kernels.
 
-Shape letters: T tokens, E width, V rows of the table, L positions, B sequences.
+Shape letters: T tokens, E width, F first dims, V rows of the table, L positions, B sequences.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -28,9 +29,11 @@ def dropped(x_TE: Tensor, items_T: Tensor, keep_TE: Tensor | None, dropout: floa
 
 def embed_backward(
     grad_x_TE: Tensor, items_T: Tensor, starts_B: Tensor, lengths_B: Tensor, max_len: int, keep_TE: Tensor | None,
-    dropout: float,
+    dropout: float, grad_first_TF: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of the scaled item vectors [T, E] and of the positions [max_len, E]."""
+    if grad_first_TF is not None:
+        grad_x_TE = grad_x_TE + F.pad(grad_first_TF, (0, grad_x_TE.shape[1] - grad_first_TF.shape[1]))
     rows_TE = dropped(grad_x_TE, items_T, keep_TE, dropout)
     index_L = torch.arange(max_len, device=rows_TE.device)
     token_BL = starts_B[:, None] + index_L

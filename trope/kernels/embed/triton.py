@@ -5,11 +5,12 @@ Notable: padding reads neither table nor positions; the gradient of a position i
 a program per index and block of columns, so no atomics and no sorting; dropout is drawn again in the backward.
 
 Names of the kernel arguments: p_items, p_index item and place of each token [T]; p_table [V, E], p_positions [L, E];
-p_x the input [T, E]; p_g its gradient, p_rows the gradient of the scaled item vectors, both [T, E]; p_starts, p_lengths
-[B] where sequences lie. All are contiguous. p_seed, i_stream, THRESHOLD, SCALE: dropout (random/triton.py).
+p_x the input [T, E]; p_g its gradient, p_rows the gradient of the scaled item vectors, both [T, E]; p_first a further
+gradient of the input's first dims [T, F], read if F is not 0; p_starts, p_lengths [B] where sequences lie. All are
+contiguous. p_seed, i_stream, THRESHOLD, SCALE: dropout (random/triton.py).
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
-Shape letters: T tokens, E width, V rows of the table, L positions, B sequences, R rows of a program.
+Shape letters: T tokens, E width, F first dims, V rows of the table, L positions, B sequences, R rows of a program.
 """
 
 import torch
@@ -41,8 +42,9 @@ def _embed_kernel(
 
 @triton.jit(do_not_specialize=["i_stream"])
 def _rows_kernel(
-    p_g, p_items, p_rows, p_seed, i_stream, T,
-    E: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+    p_g, p_first, p_items, p_rows, p_seed, i_stream, T,
+    E: tl.constexpr, F: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of tokens,): dropout and padding applied to the gradient."""
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -51,6 +53,9 @@ def _rows_kernel(
     m_item = tl.load(p_items + o_r, mask=m_r, other=0) != 0
     o_x = o_r.to(tl.int64)[:, None] * E + o_e
     b_g = tl.load(p_g + o_x, mask=m_item[:, None] & (o_e < E), other=0.0).to(tl.float32)
+    if F:
+        o_first = o_r.to(tl.int64)[:, None] * F + o_e
+        b_g += tl.load(p_first + o_first, mask=m_item[:, None] & (o_e < F), other=0.0).to(tl.float32)
     b_g = dropped(b_g, p_seed, i_stream, o_r, THRESHOLD, SCALE)
     tl.store(p_rows + o_x, b_g, mask=m_r[:, None] & (o_e < E))
 
@@ -101,9 +106,10 @@ def embed(
 
 def embed_backward(
     grad_x_TE: Tensor, items_T: Tensor, starts_B: Tensor, lengths_B: Tensor, max_len: int, dropout: float,
-    seed: Tensor | None, stream: int,
+    seed: Tensor | None, stream: int, grad_first_TF: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     T, E = grad_x_TE.shape
+    first_TF = grad_x_TE[:, :0] if grad_first_TF is None else grad_first_TF
     assert items_T.shape == (T,) and starts_B.shape == lengths_B.shape
     rows_TE = torch.empty((T, E), dtype=torch.float32, device=grad_x_TE.device)
     positions_LE = torch.empty((max_len, E), dtype=torch.float32, device=grad_x_TE.device)
@@ -112,12 +118,14 @@ def embed_backward(
     if T:
         _rows_kernel[(triton.cdiv(T, tile["BLOCK_R"]),)](
             p_g=grad_x_TE.contiguous(),
+            p_first=first_TF.contiguous(),
             p_items=items_T.contiguous(),
             p_rows=rows_TE,
             p_seed=p_seed,
             i_stream=stream,
             T=T,
             E=E,
+            F=first_TF.shape[1],
             **constants,
             **tile,
         )

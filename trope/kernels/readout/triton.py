@@ -2,18 +2,23 @@
 """The last residual sum with its turning dims turned: one pass over memory forward, one backward.
 
 Notable: the backward of a turned plane needs its output and nothing of its inputs, since the cross product of output
-and gradient is the same before and after the rotation; frequency gradients are summed in a fixed order.
+and gradient is the same before and after the rotation; coordinates and frequencies are formed in registers, so nothing
+is launched for them; the gradient of the stream's beginning is as wide as what was given of it; the coefficients'
+gradient leaves the backward as partial rows, and one small launch sums them in a fixed order.
 
 Names of the kernel arguments:
 
-- p_x, p_delta, p_start: the residual stream, what the last block adds to it, what it began with, [T, E], contiguous.
-  HAS_DELTA, HAS_START: which of the last two exist. p_out: the result [T, E].
-- p_g: its gradient, rows s_g elements apart. p_dx, p_ddelta, p_dstart: the gradients of the three inputs, [T, E].
-- p_coords: int64 [T]. p_freqs: float64 [P]. p_partial: partial rows of the frequency gradient, float64 [blocks, P].
+- p_x, p_delta: the residual stream and what the last block adds to it, [T, E], contiguous. p_start: what it began with,
+  [T, W], rows s_start elements apart. HAS_DELTA, HAS_START: which of the last two exist. p_out: the result [T, E].
+- p_g: its gradient, rows s_g elements apart. p_dx, p_ddelta [T, E], p_dstart [T, W]: the gradients of the three inputs,
+  contiguous; in the backward HAS_DELTA and HAS_START say which of the last two are wanted.
+- p_moments: [T]. p_freqs: float64 [P]. If LINEAR, p_slopes: float64 [P], p_deltas: coefficients [P]. If HELD, p_origin,
+  p_earliest, p_latest: int64 scalars. See `Curve`.
+- p_partial: partial rows of the frequency gradient, float64 [blocks, P]; written if FREQ_GRAD.
 - TILES: tiles of BLOCK_T tokens that a program takes one after the other.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
-Shape letters: T tokens, E width, P turning planes.
+Shape letters: T tokens, E width, W dims of the start that are given, P turning planes.
 """
 
 from typing import Any
@@ -24,10 +29,21 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trope.kernels.rotary.planes import ROWS, SUM_TILE, cos_sin, sum_rows_kernel
+from trope.kernels.readout.reference import Curve
+from trope.kernels.rotary.planes import (
+    ROWS,
+    SUM_TILE,
+    cos_sin_quarters,
+    frequencies,
+    sum_coefficients_kernel,
+    sum_rows_kernel,
+)
 
 # 128 dims of 8 tokens a program, two warps: the tile of rotary/triton.py, not tuned for this kernel.
 TILE = {"BLOCK_T": 8, "BLOCK_P": 64, "num_warps": 2}
+
+# The pointers of `Curve`, in the order of its fields.
+POINTERS = ("p_freqs", "p_slopes", "p_deltas", "p_origin", "p_earliest", "p_latest")
 
 
 @triton.jit
@@ -42,9 +58,19 @@ def _joined(b_0, b_1):
 
 
 @triton.jit
+def _coordinates(p_moments, p_origin, p_earliest, p_latest, o_t, m_t, HELD: tl.constexpr):
+    """Where each token stands on the curve, float64 [tokens]."""
+    b_t = tl.load(p_moments + o_t, mask=m_t, other=0)
+    if HELD:
+        b_t = tl.minimum(tl.maximum(b_t - tl.load(p_origin), tl.load(p_earliest)), tl.load(p_latest))
+    return b_t.to(tl.float64)
+
+
+@triton.jit
 def _forward_kernel(
-    p_x, p_delta, p_start, p_out, p_coords, p_freqs, T, E, P,
-    HAS_DELTA: tl.constexpr, HAS_START: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
+    p_x, p_delta, p_start, p_out, p_moments, p_freqs, p_slopes, p_deltas, p_origin, p_earliest, p_latest, T, E, P,
+    s_start, HAS_DELTA: tl.constexpr, HAS_START: tl.constexpr, LINEAR: tl.constexpr, HELD: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of tokens, blocks of 2 BLOCK_P dims)."""
     o_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -57,26 +83,28 @@ def _forward_kernel(
     if tl.program_id(1) * BLOCK_P < P:
         o_p = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
         if HAS_START:
-            b_y -= tl.load(p_start + o_x, mask=m & (o_d < 2 * P)[None, :], other=0.0).to(tl.float32)
+            o_start = o_t.to(tl.int64)[:, None] * s_start + o_d[None, :]
+            b_y -= tl.load(p_start + o_start, mask=m & (o_d < 2 * P)[None, :], other=0.0).to(tl.float32)
         b_0, b_1 = _pairs(b_y)
         # A plane past the last has frequency 0 here, and does not turn.
-        b_cos, b_sin = cos_sin(
-            p_coords=p_coords, p_freqs=p_freqs, p_betas=p_freqs, o_t=o_t, m_t=o_t < T, o_p=o_p, m_p=o_p < P, T=T, P=P,
-            C=1, PAPER_FP32=False,
-        )  # fmt: skip
+        b_f = 4.0 * frequencies(p_freqs, p_slopes, p_deltas, o_p, o_p < P, LINEAR)
+        b_t = _coordinates(p_moments, p_origin, p_earliest, p_latest, o_t, o_t < T, HELD)
+        b_cos, b_sin = cos_sin_quarters(b_t[:, None] * b_f[None, :])
         b_y = _joined(b_0 * b_cos - b_1 * b_sin, b_0 * b_sin + b_1 * b_cos)
     tl.store(p_out + o_x, b_y.to(p_out.dtype.element_ty), mask=m)
 
 
 @triton.jit
 def _backward_kernel(
-    p_g, p_out, p_dx, p_ddelta, p_dstart, p_partial, p_coords, p_freqs, T, E, P, TILES, s_g,
-    HAS_DELTA: tl.constexpr, HAS_START: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
+    p_g, p_out, p_dx, p_ddelta, p_dstart, p_partial, p_moments, p_freqs, p_slopes, p_deltas, p_origin, p_earliest,
+    p_latest, T, E, W, P, TILES, s_g, HAS_DELTA: tl.constexpr, HAS_START: tl.constexpr, FREQ_GRAD: tl.constexpr,
+    LINEAR: tl.constexpr, HELD: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of TILES tiles, blocks of 2 BLOCK_P dims)."""
     o_d = tl.program_id(1) * 2 * BLOCK_P + tl.arange(0, 2 * BLOCK_P)
     o_p = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
     m_turns = tl.program_id(1) * BLOCK_P < P
+    b_f = 4.0 * frequencies(p_freqs, p_slopes, p_deltas, o_p, o_p < P, LINEAR)
     b_df = tl.zeros((BLOCK_T, BLOCK_P), dtype=tl.float64)
     for i_tile in range(TILES):
         o_t = (tl.program_id(0) * TILES + i_tile) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -85,22 +113,21 @@ def _backward_kernel(
         b_g = tl.load(p_g + o_t.to(tl.int64)[:, None] * s_g + o_d[None, :], mask=m, other=0.0).to(tl.float32)
         b_start = tl.zeros((BLOCK_T, 2 * BLOCK_P), dtype=tl.float32)
         if m_turns:
-            b_y0, b_y1 = _pairs(tl.load(p_out + o_x, mask=m, other=0.0).to(tl.float32))
             b_g0, b_g1 = _pairs(b_g)
-            b_coords = tl.load(p_coords + o_t, mask=o_t < T, other=0).to(tl.float64)
-            b_df += (b_y0 * b_g1 - b_y1 * b_g0).to(tl.float64) * b_coords[:, None]
-            b_cos, b_sin = cos_sin(
-                p_coords=p_coords, p_freqs=p_freqs, p_betas=p_freqs, o_t=o_t, m_t=o_t < T, o_p=o_p, m_p=o_p < P, T=T,
-                P=P, C=1, PAPER_FP32=False,
-            )  # fmt: skip
+            b_t = _coordinates(p_moments, p_origin, p_earliest, p_latest, o_t, o_t < T, HELD)
+            if FREQ_GRAD:
+                b_y0, b_y1 = _pairs(tl.load(p_out + o_x, mask=m, other=0.0).to(tl.float32))
+                b_df += (b_y0 * b_g1 - b_y1 * b_g0).to(tl.float64) * b_t[:, None]
+            b_cos, b_sin = cos_sin_quarters(b_t[:, None] * b_f[None, :])
             b_g = _joined(b_g0 * b_cos + b_g1 * b_sin, b_g1 * b_cos - b_g0 * b_sin)
             b_start = tl.where((o_d < 2 * P)[None, :], -b_g, 0.0)
         tl.store(p_dx + o_x, b_g.to(p_dx.dtype.element_ty), mask=m)
         if HAS_DELTA:
             tl.store(p_ddelta + o_x, b_g.to(p_ddelta.dtype.element_ty), mask=m)
         if HAS_START:
-            tl.store(p_dstart + o_x, b_start.to(p_dstart.dtype.element_ty), mask=m)
-    if m_turns:
+            o_start = o_t.to(tl.int64)[:, None] * W + o_d[None, :]
+            tl.store(p_dstart + o_start, b_start.to(p_dstart.dtype.element_ty), mask=m & (o_d < W)[None, :])
+    if m_turns and FREQ_GRAD:
         b_row = tl.sum(b_df, axis=0) * 6.283185307179586
         tl.store(p_partial + tl.program_id(0) * P + o_p, b_row, mask=o_p < P)
 
@@ -108,41 +135,53 @@ def _backward_kernel(
 class _AddTurned(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TE: Tensor, delta_TE: Tensor | None, start_TE: Tensor | None, coords_T: Tensor, freqs_P: Tensor
-    ) -> Tensor:
+        ctx: Any, x_TE: Tensor, delta_TE: Tensor | None, start_TW: Tensor | None, moments_T: Tensor,
+        *curve: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """curve: in the order of POINTERS."""
+        freqs_P, slopes_P, _, origin, *_ = curve
+        assert freqs_P is not None
         T, E = x_TE.shape
         out_TE = torch.empty((T, E), dtype=x_TE.dtype, device=x_TE.device)
+        shape = {"P": len(freqs_P), "LINEAR": slopes_P is not None, "HELD": origin is not None}
+        pointers = [moments_T if x is None else x for x in curve]  # absent ones are never read
         if T:
             _forward_kernel[(triton.cdiv(T, TILE["BLOCK_T"]), triton.cdiv(E, 2 * TILE["BLOCK_P"]))](
                 p_x=x_TE,
                 p_delta=x_TE if delta_TE is None else delta_TE,
-                p_start=x_TE if start_TE is None else start_TE,
+                p_start=x_TE if start_TW is None else start_TW,
                 p_out=out_TE,
-                p_coords=coords_T,
-                p_freqs=freqs_P,
+                p_moments=moments_T,
+                **dict(zip(POINTERS, pointers, strict=True)),
                 T=T,
                 E=E,
-                P=len(freqs_P),
+                s_start=E if start_TW is None else start_TW.stride(0),
                 HAS_DELTA=delta_TE is not None,
-                HAS_START=start_TE is not None,
+                HAS_START=start_TW is not None,
+                **shape,
                 **TILE,
             )
-        ctx.save_for_backward(out_TE, coords_T, freqs_P)
-        ctx.dtypes = [None if x is None else x.dtype for x in (x_TE, delta_TE, start_TE)]
+        ctx.save_for_backward(out_TE, moments_T, *pointers)
+        ctx.shape = shape
+        ctx.inputs = [None if x is None else (x.shape, x.dtype) for x in (x_TE, delta_TE, start_TW)]
         return out_TE
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g_TE: Tensor) -> tuple[Tensor | None, ...]:
-        out_TE, coords_T, freqs_P = ctx.saved_tensors
-        (T, E), P = out_TE.shape, len(freqs_P)
+        out_TE, moments_T, *pointers = ctx.saved_tensors
+        (T, E), device = out_TE.shape, g_TE.device
+        _, *wanted, _, of_freqs, _, of_deltas, _, _, _ = ctx.needs_input_grad
+        freq_grad = of_freqs or of_deltas
         g_TE = g_TE if g_TE.stride(1) == 1 else g_TE.contiguous()
         dx, ddelta, dstart = (
-            None if dtype is None else torch.empty((T, E), dtype=dtype, device=g_TE.device) for dtype in ctx.dtypes
+            torch.empty(given[0], dtype=given[1], device=device) if is_wanted else None
+            for given, is_wanted in zip(ctx.inputs, (True, *wanted), strict=True)
         )
-        tiles = triton.cdiv(triton.cdiv(T, TILE["BLOCK_T"]), ROWS)
-        blocks = triton.cdiv(T, tiles * TILE["BLOCK_T"]) if T else 0
-        partial = torch.empty((1, blocks, P), dtype=torch.float64, device=g_TE.device)
+        all_tiles = triton.cdiv(T, TILE["BLOCK_T"])
+        tiles = max(1, triton.cdiv(all_tiles, ROWS)) if freq_grad else 1
+        blocks = triton.cdiv(all_tiles, tiles)
+        partial = torch.empty((blocks if freq_grad else 0, ctx.shape["P"]), dtype=torch.float64, device=device)
         if T:
             _backward_kernel[(blocks, triton.cdiv(E, 2 * TILE["BLOCK_P"]))](
                 p_g=g_TE,
@@ -151,27 +190,44 @@ class _AddTurned(torch.autograd.Function):
                 p_ddelta=dx if ddelta is None else ddelta,
                 p_dstart=dx if dstart is None else dstart,
                 p_partial=partial,
-                p_coords=coords_T,
-                p_freqs=freqs_P,
+                p_moments=moments_T,
+                **dict(zip(POINTERS, pointers, strict=True)),
                 T=T,
                 E=E,
-                P=P,
+                W=E if dstart is None else dstart.shape[1],
                 TILES=tiles,
                 s_g=g_TE.stride(0),
                 HAS_DELTA=ddelta is not None,
                 HAS_START=dstart is not None,
+                FREQ_GRAD=freq_grad,
+                **ctx.shape,
                 **TILE,
             )
-        dfreqs = torch.empty((1, P), dtype=freqs_P.dtype, device=g_TE.device)
-        sum_rows_kernel[(triton.cdiv(P, SUM_TILE["BLOCK_N"]), 1)](
-            p_rows=partial, p_sum=dfreqs, R=blocks, N=P, **SUM_TILE
-        )
-        return dx, ddelta, dstart, None, dfreqs[0]
+        freqs_P, slopes_P, deltas_P, *_ = pointers
+        dfreqs = _summed(partial, freqs_P) if of_freqs else None
+        ddeltas = _summed(partial, deltas_P, slopes_P) if of_deltas else None
+        return dx, ddelta, dstart, None, dfreqs, None, ddeltas, None, None, None
+
+
+def _summed(partial_RP: Tensor, like_P: Tensor, slopes_P: Tensor | None = None) -> Tensor:
+    """The gradient of `like_P`, frequencies or with slopes their coefficients: partial rows summed in a fixed order."""
+    R, P = partial_RP.shape
+    gradient_P = torch.empty_like(like_P)
+    grid, sums = (triton.cdiv(P, SUM_TILE["BLOCK_N"]), 1), {"p_rows": partial_RP, "p_sum": gradient_P, "R": R, "N": P}
+    if slopes_P is None:
+        sum_rows_kernel[grid](**sums, **SUM_TILE)
+    else:
+        sum_coefficients_kernel[grid](p_slopes_q=slopes_P, p_slopes_k=slopes_P, **sums, **SUM_TILE)
+    return gradient_P
 
 
 def add_turned(
-    x_TE: Tensor, delta_TE: Tensor | None, start_TE: Tensor | None, coords_T: Tensor, freqs_P: Tensor
+    x_TE: Tensor, delta_TE: Tensor | None, start_TW: Tensor | None, moments_T: Tensor, curve: Curve
 ) -> Tensor:
     """See `trope.kernels.readout.add_turned`."""
-    given = (None if x is None else x.contiguous() for x in (x_TE, delta_TE, start_TE, coords_T, freqs_P))
-    return _AddTurned.apply(*given)
+    if start_TW is not None and start_TW.stride(1) != 1:
+        start_TW = start_TW.contiguous()
+    dense_TE, dense_delta_TE, *others = (
+        None if x is None else x.contiguous() for x in (x_TE, delta_TE, moments_T, *curve)
+    )
+    return _AddTurned.apply(dense_TE, dense_delta_TE, start_TW, *others)

@@ -1,9 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 """Planes in registers: their angles, loading and storing them, and the sums of frequency gradients. The rotary,
-silu_rotate and readout kernels share these device functions.
+silu_rotate, split_rotate and readout kernels share these device functions.
 
-Names: p_coords coordinates [C, T], p_freqs turns per unit [C, P], p_betas [P]; o_t and m_t are tokens and which exist,
-o_p and m_p planes and which exist.
+Names: p_coords coordinates [C, T], p_freqs turns per unit [C, P], p_betas [P]; p_slopes and p_deltas [P], constants and
+learned coefficients of frequencies freqs + slopes * deltas; o_t and m_t are tokens and which exist, o_p and m_p planes
+and which exist.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: T tokens, H heads, D head dim, P planes, C coordinates.
@@ -15,7 +16,7 @@ import triton.language as tl
 # Partial rows of the frequency gradient per side, at most. Fixed, so that sums do not depend on the GPU; about four
 # programs for each of an H200's 132 multiprocessors. Not tuned.
 ROWS = 512
-# Tile of `sum_rows_kernel`. Not tuned: its launch takes longer than its sums.
+# Tile of the sums over partial rows. Not tuned: a launch takes longer than its sums.
 SUM_TILE = {"BLOCK_R": 512, "BLOCK_N": 4, "num_warps": 4}
 
 
@@ -65,6 +66,16 @@ def cos_sin(p_coords, p_freqs, p_betas, o_t, m_t, o_p, m_p, T, P, C: tl.constexp
 
 
 @triton.jit
+def frequencies(p_freqs, p_slopes, p_deltas, o_p, m_p, LINEAR: tl.constexpr):
+    """Turns per unit of each plane, float64; if LINEAR, formed from the coefficients."""
+    b_f = tl.load(p_freqs + o_p, mask=m_p, other=0.0)
+    if LINEAR:
+        b_delta = tl.load(p_deltas + o_p, mask=m_p, other=0.0).to(tl.float64)
+        b_f += tl.load(p_slopes + o_p, mask=m_p, other=0.0) * b_delta
+    return b_f
+
+
+@triton.jit
 def offsets(o_row, s_h, i_g, H: tl.constexpr, GROUP: tl.constexpr):
     """Where each head of a group begins, in elements, [tokens, group, 1], and which heads exist."""
     o_h = i_g * GROUP + tl.arange(0, GROUP)
@@ -109,14 +120,34 @@ def store_frequency_row(p_row, b_df, p_betas, o_p, P, PAPER_FP32: tl.constexpr):
 
 
 @triton.jit
-def sum_rows_kernel(p_rows, p_sum, R, N, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Grid (blocks of columns, sides): sum float64 rows [side, R, N] to [side, N] in a fixed order."""
-    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m_n = o_n < N
-    p_side = p_rows + tl.program_id(1) * R * N
-    b_sum = tl.zeros((BLOCK_R, BLOCK_N), dtype=tl.float64)
+def _sum_rows(p_rows, i_side, o_n, m_n, R, N, BLOCK_R: tl.constexpr):
+    """The sum over R of one side of float64 rows [side, R, N], in a fixed order."""
+    p_side = p_rows + i_side * R * N
+    b_sum = tl.zeros((BLOCK_R, o_n.shape[0]), dtype=tl.float64)
     for i_r in range(0, R, BLOCK_R):
         o_r = i_r + tl.arange(0, BLOCK_R)
         b_sum += tl.load(p_side + o_r[:, None] * N + o_n[None, :], mask=(o_r < R)[:, None] & m_n[None, :], other=0.0)
-    b_out = tl.sum(b_sum, axis=0).to(p_sum.dtype.element_ty)
-    tl.store(p_sum + tl.program_id(1) * N + o_n, b_out, mask=m_n)
+    return tl.sum(b_sum, axis=0)
+
+
+@triton.jit
+def sum_rows_kernel(p_rows, p_sum, R, N, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Grid (blocks of columns, sides): the gradient of frequencies [side, N] from its partial rows [side, R, N]."""
+    i_side = tl.program_id(1)
+    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    b_sum = _sum_rows(p_rows, i_side, o_n, o_n < N, R, N, BLOCK_R)
+    tl.store(p_sum + i_side * N + o_n, b_sum.to(p_sum.dtype.element_ty), mask=o_n < N)
+
+
+@triton.jit
+def sum_coefficients_kernel(p_rows, p_slopes_q, p_slopes_k, p_sum, R, N, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The same for coefficients: a frequency's gradient times the slope of its side, q or k. A single side is q."""
+    i_side = tl.program_id(1)
+    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_n = o_n < N
+    b_sum = _sum_rows(p_rows, i_side, o_n, m_n, R, N, BLOCK_R)
+    if i_side == 0:
+        b_slope = tl.load(p_slopes_q + o_n, mask=m_n, other=0.0)
+    else:
+        b_slope = tl.load(p_slopes_k + o_n, mask=m_n, other=0.0)
+    tl.store(p_sum + i_side * N + o_n, (b_sum * b_slope).to(p_sum.dtype.element_ty), mask=m_n)

@@ -220,7 +220,7 @@ def forward(
     C, P = freqs_q_CP.shape
     y_q = torch.empty(q_BLHD.shape, dtype=q_BLHD.dtype, device=q_BLHD.device)
     y_k = torch.empty(k_BLHD.shape, dtype=k_BLHD.dtype, device=k_BLHD.device)
-    tile = _tile(P, D - 2 * P, q_BLHD.shape[2])
+    tile = _tile(P, D - 2 * P, max(q_BLHD.shape[2], k_BLHD.shape[2]))
     if B * L:
         torch.library.wrap_triton(_forward_kernel)[(triton.cdiv(B * L, tile["BLOCK_T"]), 2)](
             p_q=q_BLHD,
@@ -258,7 +258,7 @@ def backward(
     C, P = freqs_q_CP.shape
     dq = torch.empty(q_BLHD.shape, dtype=q_BLHD.dtype, device=q_BLHD.device)
     dk = torch.empty(k_BLHD.shape, dtype=k_BLHD.dtype, device=k_BLHD.device)
-    tile = _tile(P, D - 2 * P, q_BLHD.shape[2])
+    tile = _tile(P, D - 2 * P, max(q_BLHD.shape[2], k_BLHD.shape[2]))
     tiles = triton.cdiv(triton.cdiv(B * L, tile["BLOCK_T"]), ROWS)
     blocks = triton.cdiv(B * L, tiles * tile["BLOCK_T"]) if B * L else 0
     partial = torch.empty((2, blocks, C, P), dtype=torch.float64, device=q_BLHD.device)

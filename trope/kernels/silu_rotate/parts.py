@@ -16,6 +16,7 @@ import triton.language as tl
 from trope.kernels.rotary.planes import (
     cos_sin,
     cos_sin_quarters,
+    frequencies,
     load_pair,
     offsets,
     store_frequency_row,
@@ -40,9 +41,7 @@ def angles(phases, o_t, m_t, o_p, T, P: tl.constexpr, C: tl.constexpr, PAPER_FP3
     """cos and sin [tokens, 1, planes], the same for every head."""
     m_p = o_p < P
     if LINEAR:
-        b_f = tl.load(phases.p_freqs + o_p, mask=m_p, other=0.0)
-        b_delta = tl.load(phases.p_deltas + o_p, mask=m_p, other=0.0).to(tl.float64)
-        b_f += tl.load(phases.p_slopes + o_p, mask=m_p, other=0.0) * b_delta
+        b_f = frequencies(phases.p_freqs, phases.p_slopes, phases.p_deltas, o_p, m_p, LINEAR=True)
         b_t = (tl.load(phases.p_coords + o_t, mask=m_t, other=0) - tl.load(phases.p_origin)).to(tl.float64)
         b_cos, b_sin = cos_sin_quarters(b_t[:, None] * (4.0 * b_f)[None, :])
     else:

@@ -34,17 +34,11 @@ class Turns(NamedTuple):
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
         """What the planes turn by, float64 [C, P]."""
-        if self.slopes_k is None:
-            return self.query_frequencies(), self.freqs_k
-        assert self.deltas_k is not None
-        return self.query_frequencies(), self.freqs_k + self.slopes_k * self.deltas_k.double()
-
-    def query_frequencies(self) -> Tensor:
-        """Those of the queries alone."""
-        if self.slopes_q is None:
-            return self.freqs_q
-        assert self.deltas_q is not None
-        return self.freqs_q + self.slopes_q * self.deltas_q.double()
+        if self.slopes_q is None or self.slopes_k is None:
+            return self.freqs_q, self.freqs_k
+        assert self.deltas_q is not None and self.deltas_k is not None
+        freqs_q_CP = self.freqs_q + self.slopes_q * self.deltas_q.double()
+        return freqs_q_CP, self.freqs_k + self.slopes_k * self.deltas_k.double()
 
 
 def silu_rotate(

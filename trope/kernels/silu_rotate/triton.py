@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trope.kernels.gradient_buffer import GradientBuffer
-from trope.kernels.rotary.planes import SUM_TILE, sum_rows_kernel
+from trope.kernels.rotary.planes import SUM_TILE, sum_coefficients_kernel, sum_rows_kernel
 from trope.kernels.silu_rotate.parts import Phases, backward_part, forward_part
 from trope.kernels.silu_rotate.reference import Turns
 
@@ -47,27 +47,6 @@ POINTERS = (
     "p_coords_q", "p_coords_k", "p_freqs_q", "p_freqs_k", "p_slopes_q", "p_slopes_k", "p_deltas_q", "p_deltas_k",
     "p_origin", "p_betas",
 )  # fmt: skip
-
-
-@triton.jit
-def _sum_coefficients_kernel(p_rows, p_slopes_q, p_slopes_k, p_sum, R, P, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr):
-    """Grid (blocks of planes, 2): the gradient of the coefficients, float32 [side, P].
-
-    p_rows [side, R, P] are summed in a fixed order, then multiplied by the slope.
-    """
-    i_side = tl.program_id(1)
-    o_p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    m_p = o_p < P
-    p_side = p_rows + i_side * R * P
-    b_sum = tl.zeros((BLOCK_R, BLOCK_P), dtype=tl.float64)
-    for i_r in range(0, R, BLOCK_R):
-        o_r = i_r + tl.arange(0, BLOCK_R)
-        b_sum += tl.load(p_side + o_r[:, None] * P + o_p[None, :], mask=(o_r < R)[:, None] & m_p[None, :], other=0.0)
-    if i_side == 0:
-        b_slope = tl.load(p_slopes_q + o_p, mask=m_p, other=0.0)
-    else:
-        b_slope = tl.load(p_slopes_k + o_p, mask=m_p, other=0.0)
-    tl.store(p_sum + i_side * P + o_p, (tl.sum(b_sum, axis=0) * b_slope).to(tl.float32), mask=m_p)
 
 
 @triton.jit
@@ -195,15 +174,15 @@ def summed(partial: Tensor, freqs: Tensor, slopes_q: Tensor | None = None, slope
         )
         return dfreqs
     ddeltas = torch.empty((2, P), dtype=torch.float32, device=partial.device)
-    _sum_coefficients_kernel[(triton.cdiv(P, 4), 2)](
+    sum_coefficients_kernel[(triton.cdiv(P, 4), 2)](
         p_rows=partial,
         p_slopes_q=slopes_q,
         p_slopes_k=slopes_k,
         p_sum=ddeltas,
         R=R,
-        P=P,
+        N=P,
         BLOCK_R=1024,  # all partial rows at once
-        BLOCK_P=4,
+        BLOCK_N=4,
         num_warps=8,
     )
     return ddeltas

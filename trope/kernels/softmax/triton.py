@@ -33,8 +33,7 @@ from torch import Tensor
 from trope.kernels.softmax.reference import EPS, SoftmaxResult
 
 # Gathered numbers of a chunk in a warp's registers, while the next chunk is on its way: 64 numbers a thread each. No
-# file holds a comparison with other sizes; at this one the kernel takes 0.62 ms on `shop`
-# (results/profile-shop-h200.txt).
+# file holds a comparison with other sizes; at this one the kernel takes 0.62 ms on `shop` (results/profile-h200.txt).
 _TILE = 2048
 
 

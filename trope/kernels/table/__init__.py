@@ -2,8 +2,8 @@
 
 A dense AdamW step must read and write weights and moments once. The fused update adds only the gathers of what each
 row's gradient is made of, and it writes the unit vectors for the next step. `invert` first sorts the entries of a batch
-by item: rows then gather instead of scatter, and every sum has a fixed order. The reference
-is in table/reference.py, the kernels in table/triton.py.
+by item: rows then gather instead of scatter, and every sum has a fixed order. The reference is in table/reference.py,
+the kernels are in table/triton.py.
 
 Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is padding), C candidates of a token.
 """
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.table import reference
-from trope.kernels.table.reference import InputEntries, ScoreEntries
+from trope.kernels.table.reference import InputEntries, Part, ScoreEntries
 
-__all__ = ["InputEntries", "ScoreEntries", "invert", "table_gradient", "unit_vectors", "update_table"]
+__all__ = ["InputEntries", "Part", "ScoreEntries", "invert", "table_gradient", "unit_vectors", "update_table"]
 
 
 def invert(items: Tensor, num_items: int, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def invert(items: Tensor, num_items: int, backend: Backend = "auto") -> tuple[Te
 
 @torch.no_grad()
 def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries, backend: Backend = "auto") -> Tensor:
-    """The table's gradient as a dense tensor [V+1, E], for clipping and for several processes."""
+    """The table's gradient as a dense tensor [V+1, E]: clipping needs its norm before any row moves."""
     if resolve_backend(backend, table_VE) == "torch":
         return reference.table_gradient(table_VE, scores, inputs)
     from trope.kernels.table import triton as fused
@@ -56,8 +56,9 @@ def update_table(
     inputs: InputEntries,
     hyper: Tensor,
     backend: Backend = "auto",
+    part: Part = "all",
 ) -> Tensor:
-    """One AdamW step of every row 1 .. V, in place; returns the squared norm of the table's gradient, [1].
+    """One AdamW step of the rows 1 .. V, or of a part of them, in place; returns their gradient's squared norm, [1].
 
     A row w enters the scores as w / max(|w|, 1e-6) and the network as scale * w; its gradient is the sum over both. The
     step is torch.optim.AdamW's with dense semantics: rows without entries decay and follow their moments too.
@@ -68,8 +69,11 @@ def update_table(
         unit_VE: receives the new rows' unit vectors. Row 0 of all four stays as it is.
         scores, inputs: what the gradient is made of; `order` and `first_V` are from `invert`.
         hyper: [6] on the device, float32 or float64: lr, beta1, beta2, eps, weight_decay, step (from 1).
+        part: "others" moves the rows that are no token's input, whose gradient is known before the network's backward
+            pass; "inputs" moves the rest. Both together are "all".
     """
-    arguments = (table_VE, exp_avg_VE, exp_avg_sq, unit_VE, scores, inputs, hyper)
+    assert part == "others" or inputs.grad_TE is not None
+    arguments = (table_VE, exp_avg_VE, exp_avg_sq, unit_VE, scores, inputs, hyper, part)
     if resolve_backend(backend, table_VE) == "torch":
         return reference.update_table(*arguments)
     from trope.kernels.table import triton as fused

@@ -5,13 +5,15 @@ Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is paddi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trope.kernels.softmax.reference import EPS, through_length
 
+# Which rows an update moves: all of them, those that are no token's input, or those that are.
+Part = Literal["all", "others", "inputs"]
 _PIECE = 1 << 26  # most gathered numbers at once: 256 MiB in float32; a bound on memory, not tuned
 
 
@@ -27,9 +29,10 @@ class ScoreEntries(NamedTuple):
 class InputEntries(NamedTuple):
     """The network's part: entry t adds scale * grad[t] to its item's vector."""
 
+    items_T: Tensor
     order: Tensor  # [T]
     first_V: Tensor  # [V+2]
-    grad_TE: Tensor
+    grad_TE: Tensor | None  # None as long as only the rows of other items are updated
     scale: float
 
 
@@ -53,8 +56,9 @@ def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries)
         grad_unit_VE.index_add_(0, _items(scores.first_V, start, len(entry)), rows)
     length_V1 = table_VE.norm(dim=1, keepdim=True)
     grad_VE = through_length(grad_unit_VE, table_VE / length_V1.clamp_min(EPS), length_V1)
-    rows = inputs.scale * inputs.grad_TE[inputs.order.long()].to(table_VE.dtype)
-    grad_VE.index_add_(0, _items(inputs.first_V, 0, len(rows)), rows)
+    if inputs.grad_TE is not None:
+        rows = inputs.scale * inputs.grad_TE[inputs.order.long()].to(table_VE.dtype)
+        grad_VE.index_add_(0, _items(inputs.first_V, 0, len(rows)), rows)
     grad_VE[0] = 0
     return grad_VE
 
@@ -73,12 +77,25 @@ def update_table(
     scores: ScoreEntries,
     inputs: InputEntries,
     hyper: Tensor,
+    part: Part = "all",
 ) -> Tensor:
     """See `trope.kernels.table.update_table`. Everything is in the table's dtype."""
     grad_VE = table_gradient(table_VE, scores, inputs)
-    adamw(table_VE[1:], exp_avg_VE[1:], exp_avg_sq[1:], grad_VE[1:], *hyper.double().unbind())
-    unit_VE[1:] = unit_vectors(table_VE, unit_VE.dtype)[1:]
-    return grad_VE.square().sum().reshape(1)
+    rows = slice(1, None) if part == "all" else _rows_of(part, inputs)
+    weights, first, second = table_VE[rows], exp_avg_VE[rows], exp_avg_sq[rows]
+    adamw(weights, first, second, grad_VE[rows], *hyper.double().unbind())
+    if part != "all":  # these were copies
+        table_VE[rows], exp_avg_VE[rows], exp_avg_sq[rows] = weights, first, second
+    unit_VE[rows] = unit_vectors(table_VE[rows], unit_VE.dtype)
+    return grad_VE[rows].square().sum().reshape(1)
+
+
+def _rows_of(part: Part, inputs: InputEntries) -> Tensor:
+    """Which rows a part has, [V+1] bool: never row 0."""
+    is_input_V = inputs.first_V[1:] > inputs.first_V[:-1]
+    is_mine_V = is_input_V if part == "inputs" else ~is_input_V
+    is_mine_V[0] = False
+    return is_mine_V
 
 
 def adamw(

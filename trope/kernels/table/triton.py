@@ -14,9 +14,11 @@ Names of the kernel arguments:
   p_unit: unit vectors [V + 1, E]. p_grad: the gradient [V + 1, E]. If UPDATE all but p_grad are written, else p_grad
   alone.
 - p_order, p_first, p_coefs, p_out: the score entries (`ScoreEntries`). p_in_order, p_in_first, p_in_grad: the input
-  entries (`InputEntries`), whose sum is multiplied by `scale`.
+  entries (`InputEntries`), whose sum is multiplied by `scale`. p_in_items: the item of each token.
 - p_hyper: lr, beta1, beta2, eps, weight decay, step. p_factors: float32 [8], what they become (`_factors_kernel`).
-- p_partial: squared gradient of each program's rows. num_rows: V + 1.
+- p_partial: squared gradient of each program's rows. num_rows: V + 1, or T if OF_INPUTS.
+- OF_INPUTS: only rows that are some token's input; the first token of an item takes its row. OF_OTHERS: only the rest,
+  whose gradient has no part from the inputs.
 - ROWS: items of a program. CHUNK, IN_CHUNK: score and input entries of each in registers at once. BLOCK_E: E rounded
   up.
 - p_by_item: sorted keys [N]; num_firsts: V + 2.
@@ -36,7 +38,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trope.kernels.softmax.reference import EPS
-from trope.kernels.table.reference import InputEntries, ScoreEntries
+from trope.kernels.table.reference import InputEntries, Part, ScoreEntries
 
 # Gathered numbers in registers at once: fewer registers, more programs that wait side by side. results/table-h200.txt
 # compares rows, chunks, warps and cache hints on an H200; none is better by more than a few percent.
@@ -85,14 +87,24 @@ def _entry_sums(
 @triton.jit
 def _table_kernel(
     p_table, p_avg, p_sq, p_unit, p_grad, p_partial, p_factors,
-    p_order, p_first, p_coefs, p_out, p_in_order, p_in_first, p_in_grad, scale, num_rows,
+    p_order, p_first, p_coefs, p_out, p_in_items, p_in_order, p_in_first, p_in_grad, scale, num_rows,
     C: tl.constexpr, E: tl.constexpr, EPS: tl.constexpr, UPDATE: tl.constexpr, ROWWISE: tl.constexpr,
+    OF_INPUTS: tl.constexpr, OF_OTHERS: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, IN_CHUNK: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of ROWS items,): gradient, and if UPDATE the AdamW step and the new unit vectors."""
     o_v = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     o_e = tl.arange(0, BLOCK_E)
-    m_v = (o_v > 0) & (o_v < num_rows)
+    if OF_INPUTS:
+        o_t, m_t = o_v, o_v < num_rows
+        o_v = tl.load(p_in_items + o_t, mask=m_t, other=0).to(tl.int32)
+        b_first = tl.load(p_in_order + tl.load(p_in_first + o_v), mask=o_v > 0, other=-1)
+        m_v = (o_v > 0) & (b_first == o_t)
+    else:
+        m_v = (o_v > 0) & (o_v < num_rows)
+    if OF_OTHERS:
+        b_begin, b_end = tl.load(p_in_first + o_v, mask=m_v, other=0), tl.load(p_in_first + o_v + 1, mask=m_v, other=0)
+        m_v = m_v & (b_begin == b_end)
     m = m_v[:, None] & (o_e < E)[None, :]
     o_w = o_v.to(tl.int64)[:, None] * E + o_e[None, :]
     b_w = tl.load(p_table + o_w, mask=m, other=0.0, eviction_policy="evict_first")
@@ -113,10 +125,11 @@ def _table_kernel(
     # Back through the normalisation: without the radial part, over the length.
     b_radial = tl.where(b_length > EPS, tl.sum(b_g * b_w, axis=1) * b_inverse * b_inverse, 0.0)
     b_g = (b_g - b_w * b_radial[:, None]) * b_inverse[:, None]
-    b_g += scale * _entry_sums(
-        p_order=p_in_order, p_first=p_in_first, p_coefs=p_coefs, p_rows=p_in_grad, o_v=o_v, m_v=m_v, o_e=o_e, C=1, E=E,
-        WEIGHTED=False, CHUNK=IN_CHUNK,
-    )  # fmt: skip
+    if not OF_OTHERS:
+        b_g += scale * _entry_sums(
+            p_order=p_in_order, p_first=p_in_first, p_coefs=p_coefs, p_rows=p_in_grad, o_v=o_v, m_v=m_v, o_e=o_e, C=1,
+            E=E, WEIGHTED=False, CHUNK=IN_CHUNK,
+        )  # fmt: skip
 
     if UPDATE:
         decay, beta1, rest1, beta2, rest2 = (
@@ -197,6 +210,7 @@ def _tile(width: int, per_item: float) -> dict[str, int]:
 def invert(items: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
     """See `trope.kernels.table.invert`."""
     flat = items.reshape(-1)
+    assert flat.numel() <= 2**30, "the binary search adds two places in 32 bits"
     if num_items < _SHORT_KEYS:
         lowest = -(_SHORT_KEYS // 2)
         keys = torch.add(flat, lowest, out=torch.empty(flat.shape, dtype=torch.int16, device=items.device))
@@ -223,10 +237,10 @@ def _check(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> None
     (rows, E), (T, C) = table_VE.shape, scores.coefs_TC.shape
     assert table_VE.dtype == torch.float32 and table_VE.is_contiguous()
     assert scores.out_TE.shape == (T, E) and scores.order.numel() == T * C < 2**31
-    assert inputs.grad_TE.shape == (inputs.order.numel(), E)
+    assert inputs.grad_TE is None or inputs.grad_TE.shape == (inputs.order.numel(), E)
     assert scores.first_V.numel() == inputs.first_V.numel() == rows + 1
-    tensors = (*scores, *inputs[:3])
-    assert all(tensor.is_contiguous() for tensor in tensors)
+    tensors = (*scores, *inputs[:4])
+    assert all(tensor.is_contiguous() for tensor in tensors if tensor is not None)
 
 
 def _entry_arguments(scores: ScoreEntries, inputs: InputEntries) -> dict[str, Any]:
@@ -236,9 +250,10 @@ def _entry_arguments(scores: ScoreEntries, inputs: InputEntries) -> dict[str, An
         "p_first": scores.first_V,
         "p_coefs": scores.coefs_TC,
         "p_out": scores.out_TE,
+        "p_in_items": inputs.items_T,
         "p_in_order": inputs.order,
         "p_in_first": inputs.first_V,
-        "p_in_grad": inputs.grad_TE,
+        "p_in_grad": scores.out_TE if inputs.grad_TE is None else inputs.grad_TE,  # the former is not read
         "scale": inputs.scale,
         "C": scores.coefs_TC.shape[1],
     }
@@ -262,6 +277,8 @@ def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries)
         EPS=EPS,
         UPDATE=False,
         ROWWISE=False,
+        OF_INPUTS=False,
+        OF_OTHERS=False,
         **tile,
     )
     return grad_VE
@@ -269,7 +286,7 @@ def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries)
 
 def update_table(
     table_VE: Tensor, exp_avg_VE: Tensor, exp_avg_sq: Tensor, unit_VE: Tensor,
-    scores: ScoreEntries, inputs: InputEntries, hyper: Tensor,
+    scores: ScoreEntries, inputs: InputEntries, hyper: Tensor, part: Part = "all",
 ) -> Tensor:  # fmt: skip
     """See `trope.kernels.table.update_table`; float32."""
     _check(table_VE, scores, inputs)
@@ -279,7 +296,10 @@ def update_table(
     assert exp_avg_VE.dtype == exp_avg_sq.dtype == torch.float32 and hyper.shape == (6,)
     rows, E = table_VE.shape
     tile = _tile(E, scores.order.numel() / rows)
-    blocks = triton.cdiv(rows, tile["ROWS"])
+    num_rows = inputs.order.numel() if part == "inputs" else rows
+    blocks = triton.cdiv(num_rows, tile["ROWS"])
+    if not blocks:
+        return torch.zeros(1, dtype=torch.float32, device=table_VE.device)
     factors = torch.empty(8, dtype=torch.float32, device=table_VE.device)
     _factors_kernel[(1,)](p_hyper=hyper.contiguous(), p_factors=factors, num_warps=1)
     partial = torch.empty(blocks, dtype=torch.float32, device=table_VE.device)
@@ -292,11 +312,13 @@ def update_table(
         p_partial=partial,
         p_factors=factors,
         **_entry_arguments(scores, inputs),
-        num_rows=rows,
+        num_rows=num_rows,
         E=E,
         EPS=EPS,
         UPDATE=True,
         ROWWISE=exp_avg_sq.ndim == 1,
+        OF_INPUTS=part == "inputs",
+        OF_OTHERS=part == "others",
         **tile,
     )
     return partial.sum(dim=0, keepdim=True)

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# What only a GPU can show, from a bare checkout, in parts that fit into ten minutes on an H200:
+#
+#   bash benchmarks/gpu.sh tests OUT            pytest -m gpu, six files at a time; compiling the kernels takes most of it
+#   bash benchmarks/gpu.sh serve OUT            many moments of one user, answers a second
+#   bash benchmarks/gpu.sh speed OUT            steps a second of all models at the paper's shapes: the small ones
+#   bash benchmarks/gpu.sh speed-large OUT      the same: the shop, long histories, large catalogues
+#   bash benchmarks/gpu.sh accuracy OUT DATA    the recommended model on a prepared dataset, one seed
+#   bash benchmarks/gpu.sh replay OUT DATA      the test window of DATA hour by hour, retrained every hour
+#
+# OUT gets the logs and CSV files. A part that is cut off leaves what it has measured so far; results/ takes whole parts
+# of one commit.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+part=${1:?tests, serve, speed, speed-large, accuracy or replay} out=${2:?a folder for what is measured}
+mkdir -p "$out"
+export PYTHONUNBUFFERED=1
+python=${PYTHON:-python3}
+unset TRITON_INTERPRET # for tests on a CPU
+
+steps() { # name, arguments of trope bench train
+  "$python" -m trope bench train --csv "$out/$1.csv" "${@:2}" 2>&1 | tee "$out/$1.log"
+}
+
+case $part in
+  tests)
+    # Files that a bare machine cannot import need packages that no GPU test needs.
+    grep -lE 'on_gpu|mark\.gpu' tests/test_*.py | xargs -P 6 -I {} sh -c '
+      log="$1/$(basename "$2" .py).log"
+      "$0" -m pytest -m gpu "$2" > "$log" 2>&1; code=$?
+      echo "exit code $code: $2: $(tail -1 "$log")"; exit $code' "$python" "$out" {}
+    ;;
+  serve)
+    PYTHONPATH=. "$python" benchmarks/look.py --device cuda --length 1024 | tee "$out/look-h200.txt"
+    PYTHONPATH=. "$python" benchmarks/answers.py --device cuda --out "$out/answers-h200.json"
+    ;;
+  speed)
+    steps train-small --shape pixel1m --shape ml20m
+    steps train-transformer --shape pixel1m --model transformer --model transformer-trope --lengths full
+    steps train-eager --shape pixel1m --shape ml20m --model hstu-trope --version eager --lengths full
+    ;;
+  speed-large)
+    steps train-shop --shape shop
+    steps train-large --shape pixel200k --shape pixel8m --shape books --shape shop-long --model hstu-trope --lengths full
+    ;;
+  accuracy)
+    "$python" -m trope train "${3:?a prepared dataset}" --out "$out/run" --no-progress 2>&1 | tee "$out/train.log"
+    "$python" -m trope evaluate "$out/run" 2>&1 | tee "$out/evaluate.log"
+    ;;
+  replay)
+    "$python" -m trope replay "${3:?a dataset of trope prepare --protocol holdout}" --every 1h --out "$out/replay"
+    ;;
+  *) echo "no part $part" >&2; exit 2 ;;
+esac
