@@ -7,6 +7,7 @@ there every part of the attention counts, and a wrong key, time or bias is far l
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Self
@@ -14,6 +15,7 @@ from typing import Self
 import numpy as np
 import pytest
 import torch
+from conftest import on_gpu
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -294,3 +296,40 @@ def test_bad_calls_are_refused_in_a_line() -> None:
     for call in (lambda: memory.look(now), lambda: memory.append(items[:, 0], now)):
         with pytest.raises(ValueError, match=r"call model\.eval"):
             call()
+
+
+def remember_append_look(name: str, predicts: str, device: str) -> None:
+    """Two histories, events appended past the window's end, three moments; by the kernels that run on `device`."""
+    model = SequentialRecommender(model_of(name, predicts).config, ITEMS, SPAN).eval().to(device)
+    model.load_state_dict(model_of(name, predicts).state_dict())
+    histories = [history_of([(3, 1), (5, 0), (7, 40)]), history_of([(4, 1), (9, 1)])]
+    with torch.no_grad():
+        memory = model.remember(*(x.to(device) for x in padded(histories)))
+        for item in range(11, 11 + MAX_LEN):
+            for items, times in histories:
+                items.append(item)
+                times.append(times[-1] + 2 * DAY)
+            latest = [times[-1] for _, times in histories]
+            memory.append(torch.full((2,), item, device=device), torch.tensor(latest, device=device))
+            moments = moments_of(histories, (0, 1, 300)).to(device)
+            got_BME = model.look(memory, moments)
+            batch = [x.to(device) for x in padded(histories)]
+            wanted_BME = torch.stack([model.encode_last(*batch, moment) for moment in moments.T], dim=1)
+            torch.testing.assert_close(got_BME, wanted_BME, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("predicts", PREDICTS)
+@pytest.mark.parametrize("name", ["hstu-trope", "sasrec-trope", "transformer-trope"])
+def test_with_the_kernels_of_a_gpu(name: str, predicts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter: what is remembered goes through kernels too, with shapes that training never has."""
+    for module in [module for path, module in sys.modules.items() if path.startswith("trope.")]:
+        if hasattr(module, "resolve_backend"):
+            monkeypatch.setattr(module, "resolve_backend", lambda backend, x: "triton")
+    remember_append_look(name, predicts, "cpu")
+
+
+@on_gpu
+@pytest.mark.parametrize("predicts", PREDICTS)
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_on_a_gpu(name: str, predicts: str) -> None:
+    remember_append_look(name, predicts, "cuda")

@@ -17,10 +17,13 @@ from data_logs import loose, prepared, write_parquet
 from torch import Tensor
 from training import one_thread, tiny, tiny_data
 
+import trope.train.checkpoint
 import trope.train.loop
+import trope.train.pulse
 from trope.data.sequences import Sequences
 from trope.evaluate.evaluation import encoder, evaluate
 from trope.evaluate.live import LiveScorer
+from trope.evaluate.some_users import some_users
 from trope.models.pulse import (
     HALF_LIVES,
     PERIODS,
@@ -222,6 +225,37 @@ def test_a_silent_pulse_is_the_cosine(tmp_path: Path) -> None:
     assert evaluate(model, data, "test", "none", 8).metrics == pytest.approx(plain.metrics)
 
 
+@pytest.mark.parametrize("protocol", ["loo-strict", "holdout"])
+@pytest.mark.parametrize("unit", [30 * DAY, 3_600])  # young all the time; older than one unit, as after an update
+def test_the_fit_scores_as_evaluation_does(tmp_path: Path, protocol: str, unit: int) -> None:
+    data, config = tiny_data(tmp_path, protocol), tiny(model="trope")
+    model = with_random_pulse(data)
+    pulse, vectors = model.pulse, model.item_vectors().detach()
+    assert pulse is not None and not pulse.knows_year
+    pulse.get_buffer("age_unit").fill_(unit)
+    asked = iter(list(trope.train.pulse._ask(model, data, config, seed=0)))
+    weights_W = torch.randn(len(trope.train.pulse._start(pulse)))
+    weights_W[:8] = weights_W[:8].abs()  # of the network: a scale below zero would hide a part of it
+    trope.train.pulse._fill(pulse, weights_W, config.train.temperature)
+    views: list[tuple[Sequences, int | None]] = [(data, None)]
+    if protocol == "holdout":
+        views = [(data.validated_from(*window), window[1]) for window in trope.train.pulse._windows(data.protocol)]
+    generator, compared, oldest = torch.Generator().manual_seed(0), 0, 0.0
+    for view, until in views:
+        users = some_users(view, "valid", 1_000, generator)
+        if not len(users):
+            continue
+        batch = view.eval_batch("valid", users, 8)
+        scorer = LiveScorer(pulse, encoder(model, vectors.device, "fp32"), vectors, view, "valid", until)
+        with torch.no_grad():
+            live_BV = scorer(batch)(1, data.num_items + 1)
+        fitted_BV = trope.train.pulse._scores(next(asked), weights_W)
+        torch.testing.assert_close(fitted_BV, live_BV, rtol=1e-4, atol=1e-4)
+        compared, oldest = compared + len(users), max(oldest, float(pulse._units(batch.t_now).max()))
+    assert compared >= 10 and (oldest > 1.5) == (unit == 3_600)
+    assert next(asked, None) is None
+
+
 def days_of_fashion(path: Path, fashion: bool) -> Sequences:
     """Everybody picks the day's own item half of the time; without fashion any item. Times are seconds."""
     path.mkdir(parents=True, exist_ok=True)
@@ -319,6 +353,49 @@ def test_a_run_killed_before_or_after_the_fit_ends_the_same(
         assert contents(killed) == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("place", ["publish", "write_json"])
+def test_a_run_killed_while_the_fit_is_written_ends_the_same(
+    holdout: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The best epoch is not the last, so that nothing but the fit publishes it again."""
+    config = tiny("train.epochs=4", model="trope")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    found = train(holdout, config, whole, "cpu", progress=False)
+    assert found["best_epoch"] < found["epochs"]
+    fit, owner = trope.train.loop.fit_pulse, trope.train.checkpoint if place == "publish" else trope.train.loop
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+
+        def fit_and_be_killed(*arguments: Any) -> dict[str, Any]:
+            found = fit(*arguments)
+            patch.setattr(owner, place, stop)
+            return found
+
+        patch.setattr(trope.train.loop, "fit_pulse", fit_and_be_killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(holdout, config, killed, "cpu", progress=False)
+    train(holdout, config, killed, "cpu", resume=True, progress=False)
+    assert contents(killed) == contents(whole)
+
+
+def test_a_prolonged_run_keeps_no_weights_of_an_earlier_epoch(
+    holdout: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fitted after one epoch; a later one is better, and there the bare cosine is."""
+    run, settings = tmp_path / "run", ("train.lr=0.01", "train.seed=0")
+    train(holdout, tiny(*settings, "train.epochs=1", model="trope"), run, "cpu", progress=False)
+    before = SequentialRecommender.from_pretrained(run / "best").pulse
+    assert before is not None and before.is_fitted
+    monkeypatch.setattr(trope.train.pulse, "EXPONENTS", ())
+    found = train(holdout, tiny(*settings, "train.epochs=4", model="trope"), run, "cpu", resume=True, progress=False)
+    after = SequentialRecommender.from_pretrained(run / "best").pulse
+    assert found["best_epoch"] > 1 and json.loads((run / PULSE).read_text())["exponent"] is None
+    assert after is not None and not after.is_fitted
+
+
 def test_a_changed_pulse_file_is_refused(holdout: Sequences, run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
@@ -370,6 +447,7 @@ def test_observed_events_make_an_item_popular(holdout: Sequences, tmp_path: Path
     many = pd.DataFrame({"user_id": range(500), "item_id": [target] * 500, "timestamp": [now - 60] * 500})
     assert served.recommend(history, now, k=1)["item_id"].tolist() != [target]
     assert served.observe(many) == 500
+    assert served.observe(many.head(0)) == 0 and served.observe(many.head(0).astype(float)) == 0
     assert served.recommend(history, now, k=1)["item_id"].tolist() == [target]
 
 

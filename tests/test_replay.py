@@ -69,7 +69,7 @@ def test_ticks_cover_the_window_once() -> None:
     assert ticks_of(100, 125, 10) == [Tick(0, 100, 110), Tick(1, 110, 120), Tick(2, 120, 125)]
     with pytest.raises(ValueError, match="longer than 0"):
         ticks_of(100, 125, 0)
-    with pytest.raises(ValueError, match="more than 10,000 ticks"):
+    with pytest.raises(ValueError, match="more than 9,999 ticks"):
         ticks_of(0, 10**6, 1)
 
 
@@ -200,6 +200,10 @@ def test_the_command_writes_a_table_a_page_and_a_figure(data: Sequences, tmp_pat
     assert code == 0 and "tick" not in said.split("Replay of")[0]
     code, said = invoke(*command, "--steps", 3)
     assert code == 2 and "steps was None, now 3" in said
+    trained = (out / "train" / "best" / "model.safetensors").read_bytes()
+    code, said = invoke(*command, "--set", "train.epochs=2")  # would train on, and the ticks be another model's
+    assert code == 2 and "train.epochs was 1, now 2" in said
+    assert (out / "train" / "best" / "model.safetensors").read_bytes() == trained
 
 
 def tiny_settings() -> list[str]:
@@ -225,13 +229,24 @@ def test_means_weigh_everybody_alike() -> None:
     records = [record(0, 1, 0.4), record(1, 0, 0.0), record(2, 3, 0.8)]
     means = summarise(records, [STALE, UPDATE, RETRAIN])
     assert means[UPDATE] == pytest.approx({"Recall@10": 0.7, "NDCG@10": 0.5, "steps": 3, "seconds": 3.0, "times": 3})
-    assert finding(means, DAY).endswith("100 % of what retraining reaches, at 10.0 % of the steps of a retraining")
+    assert finding(means, DAY).endswith("100.0 % of what retraining reaches, at 10.0 % of the steps of a retraining")
     drawn = draw(records, "Recall@10", "title")
     lines = drawn.figure.axes[0].get_lines()
     assert [line.get_label() for line in lines] == [STALE, UPDATE, RETRAIN]
     assert lines[0].get_ydata().tolist() == [40.0, 80.0]
     with pytest.raises(ValueError, match="nobody to ask"):
         summarise(records[1:2], [STALE])
+
+
+def test_a_replay_of_another_model_or_of_a_given_run_is_refused(
+    data: Sequences, played: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    train(data, tiny(*SETTINGS, "train.seed=1", model="trope"), tmp_path / "other", "cpu", progress=False)
+    command = ("replay", data.path, "--every", "12h", "--retrain-every", 2, "--out", played[0], "--device", "cpu")
+    code, said = invoke(*command, "--like", tmp_path / "other")
+    assert code == 2 and "holds another replay: another model; choose" in said
+    code, said = invoke(*command, "--model", "trope")
+    assert code == 2 and "given as --like" in said and not (played[0] / "train").exists()
 
 
 def test_what_is_refused_is_refused_in_a_line(data: Sequences, run: Path, tmp_path: Path) -> None:

@@ -12,8 +12,11 @@ import pytest
 import torch
 from data_logs import Event, loose, prepared, random_log, unnumbered, write_csv, write_parquet
 from test_fit import invoke
+from torch import Tensor
 from training import one_thread, tiny
 
+import trope.train.pulse
+import trope.train.update
 import trope.train.update_run
 from trope.data.extend import extend, read_folder, write_extended
 from trope.data.protocols import Protocol
@@ -23,13 +26,14 @@ from trope.kernels.batch import Source, gather_batch
 from trope.models.recommender import SequentialRecommender
 from trope.runs import read_lineage
 from trope.serve.recommender import Recommender
+from trope.times import DAY, say_minute
 from trope.train.distributed import Group
 from trope.train.divergence import DivergenceGuard
-from trope.train.fit import read_recipe
+from trope.train.fit import fit, read_recipe
 from trope.train.fused import FusedStep
 from trope.train.loop import Trainer, train
 from trope.train.optimizer import make_optimizer
-from trope.train.pulse import keep_counts
+from trope.train.pulse import fit_pulse, keep_counts
 from trope.train.step import Feed
 from trope.train.update import grow, retrain, update, usual_steps
 from trope.train.update_run import learned_events
@@ -64,7 +68,7 @@ def updated(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = folder / "out"
     code, said = invoke(*command(run, write_parquet(folder / "new.parquet", NEW), out))
     assert code == 0, said
-    assert "7 new events (0 more were known), 2 new users, 2 new items" in said
+    assert "7 new events (0 more known already), 2 new users, 2 new items" in said
     return out
 
 
@@ -213,9 +217,13 @@ def test_an_update_learns_the_new_events(data: Sequences, run: Path) -> None:
     fresh = torch.zeros(data.num_events, dtype=torch.bool)
     fresh[int(data.offsets[1]) - 4 : int(data.offsets[1])] = True
     before = {name: value.clone() for name, value in model.named_parameters()}
-    spent = update(model, every, recipe.config, fresh, [1.0], GROUP, steps=30)
-    assert spent.steps == 30 and not model.training
-    assert any(not torch.equal(before[name], value) for name, value in model.named_parameters())
+    updated, spent, fitted = update(model, every, recipe.config, fresh, [1.0], GROUP, steps=30)
+    assert spent.steps == 30 and not updated.training and fitted is None
+    assert any(not torch.equal(before[name], value) for name, value in updated.named_parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
+    # Events of one user are too few to fit the pulse to.
+    assert updated.pulse is not None and model.pulse is not None
+    assert updated.pulse.weights() == model.pulse.weights()
     windows = every.train_windows(8, 8).take(torch.tensor([0]))
     batch = every.training_batch(windows, 8)
 
@@ -225,7 +233,7 @@ def test_an_update_learns_the_new_events(data: Sequences, run: Path) -> None:
             scores = 20 * out @ network.item_vectors()[1:].T
             return float(torch.nn.functional.cross_entropy(scores, batch.targets[0, : len(scores)] - 1))
 
-    assert loss(model) < loss(SequentialRecommender.from_pretrained(run / "best").eval())
+    assert loss(updated) < loss(SequentialRecommender.from_pretrained(run / "best").eval())
     with pytest.raises(ValueError, match="nothing to learn"):
         update(model, every, recipe.config, torch.zeros_like(fresh), [1.0], GROUP)
 
@@ -240,9 +248,11 @@ def test_two_updates_draw_different_numbers_and_one_twice_the_same(data: Sequenc
     config, fresh = read_recipe(run).config, torch.ones(data.num_events, dtype=torch.bool)
     models = [SequentialRecommender.from_pretrained(run / "best") for _ in range(3)]
     views = [all_training(data), all_training(data), trained_until(data, LAST - 1)]
-    for model, view in zip(models, views, strict=True):
-        update(model, view, config, fresh, [1.0], GROUP, steps=2)
-    first, second, third = (model.items.weight for model in models)
+    after = [
+        update(model, view, config, fresh, [1.0], GROUP, steps=2).model
+        for model, view in zip(models, views, strict=True)
+    ]
+    first, second, third = (model.items.weight for model in after)
     assert torch.equal(first, second) and not torch.equal(first, third)
 
 
@@ -265,6 +275,19 @@ def test_what_the_parent_has_not_learned_is_learned_too(data: Sequences, run: Pa
     learned = learned_events(run, data, recipe)
     assert int(learned.sum()) == int(data.valid_end.sum()) < data.num_events  # a refit, and a test window
     assert learned_events(updated, Sequences.of_run(updated), read_recipe(updated)).all()
+
+
+@pytest.mark.parametrize(("refit", "held_back"), [("false", 1), ("true", 0)])
+def test_what_was_held_back_for_the_pulse_is_not_learned(tmp_path: Path, refit: str, held_back: int) -> None:
+    """loo-paper with a pulse: the last training event becomes validation, which only a refit learns."""
+    log = write_parquet(tmp_path / "log.parquet", ROWS)
+    data = prepared(log, tmp_path / "data", loose(protocol=Protocol("loo-paper")))
+    run, config = tmp_path / "run", tiny("train.epochs=1", f"train.refit={refit}", model="trope")
+    train(data, config, run, "cpu", progress=False)
+    learned = learned_events(run, data, read_recipe(run))
+    by_user = [int(part.sum()) for part in learned.split(data.offsets.diff().tolist())]
+    expected = (data.train_end - held_back).clamp(min=0)
+    assert by_user == expected.tolist()
 
 
 def test_the_counts_are_those_of_all_events(updated: Path) -> None:
@@ -299,10 +322,22 @@ def test_it_serves_new_users_and_items_and_knows_its_ancestors(run: Path, update
     assert Sequences.of_run(second).path == tmp_path / "whole" and not (second / "data").exists()
 
 
+def test_what_was_learned_is_counted_and_the_moment_is_not_long_after_it(run: Path, tmp_path: Path) -> None:
+    late, out = LAST + 365 * DAY, tmp_path / "late"
+    new = write_parquet(tmp_path / "new.parquet", [(3, 0, late)])
+    code, said = invoke("update", run, "--events", new, "--out", out, "--steps", 1, "--device", "cpu", "--no-progress")
+    assert code == 0 and "1 new event (0 more known already), 0 new users, 1 new item" in said, said
+    assert "1 step from" in said
+    code, said = invoke("recommend", out, "--user", 3, "--at", late + 60)
+    assert code == 0 and "after the last training event" not in said, said
+    code, said = invoke("recommend", out, "--user", 3, "--at", late + 365 * DAY)
+    assert code == 0 and f"after the last training event ({say_minute(late)})" in said, said
+
+
 def test_a_prepared_dataset_of_the_longer_log_gives_the_same(run: Path, updated: Path, tmp_path: Path) -> None:
     longer = prepared(write_parquet(tmp_path / "log.parquet", ROWS + NEW), tmp_path / "longer", loose())
     code, said = invoke(*command(run, longer.path, tmp_path / "out"))
-    assert code == 0 and f"7 new events ({len(ROWS)} more were known)" in said
+    assert code == 0 and f"7 new events ({len(ROWS)} more known already)" in said
     ours, theirs = (SequentialRecommender.from_pretrained(each / "best") for each in (tmp_path / "out", updated))
     assert torch.equal(ours.items.weight, theirs.items.weight)
 
@@ -361,3 +396,75 @@ def test_the_fused_step_takes_an_updates_batches(data: Sequences) -> None:
         assert tokens.items_T[tokens.items_T != 0].tolist() == batch.items[valid].tolist()
     for step in range(feed.steps):
         assert bool(fused(0, step, step).loss.isfinite())
+
+
+def until_test(data: Sequences) -> Tensor:
+    """Which events come before the test, [N]."""
+    known, learned = data.with_validation(), torch.zeros(data.num_events, dtype=torch.bool)
+    learned[known.first_events(known.train_end)] = True
+    return learned
+
+
+def test_the_pulse_is_fitted_to_the_new_events_before_they_are_learned(
+    data: Sequences, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, model = read_recipe(run), SequentialRecommender.from_pretrained(run / "best")
+    learned = until_test(data)
+    asked: list[tuple[Sequences, Tensor, dict[str, Any]]] = []
+
+    def fit(network: SequentialRecommender, view: Sequences, *rest: Any, **more: Any) -> dict[str, Any]:
+        rows = network.items.weight.detach().clone()
+        found = fit_pulse(network, view, *rest, **more)
+        asked.append((view, rows, found["weights"]))
+        return found
+
+    monkeypatch.setattr(trope.train.update, "fit_pulse", fit)
+    monkeypatch.setattr(trope.train.update, "LEAST_USERS", 10)
+    every, fresh_users = all_training(data), len(data.eval_users("test"))
+    monkeypatch.setattr(trope.train.update, "HALF_WAY", fresh_users)
+    updated, _, fitted = update(model, every, recipe.config, ~learned, [1.0], GROUP, steps=2)
+    assert fitted is not None and fitted["users"] >= 10
+    ((view, rows, weights),) = asked
+    # Everything before the window was learned, nothing in it was, and the network had not seen it yet.
+    start, end = view.protocol.t_now("valid"), view.protocol.t_now("test")
+    assert (start, end) == (int(data.times[learned].max()) + 1, int(data.times.max()) + 1)
+    assert torch.equal(rows, model.items.weight)
+    # As many users as move the weights half of the way; its age goes on in the units of the training.
+    assert updated.pulse is not None and model.pulse is not None
+    assert updated.pulse.time_span == model.pulse.time_span
+    before, after = model.pulse.weights(), updated.pulse.weights()
+    assert after == fitted["weights"] != before and after["age_unit"] == before["age_unit"] == weights["age_unit"]
+    for name in ("network", "everybody", "own"):
+        old, new, mean = (torch.tensor(each[name]) for each in (before, weights, after))
+        torch.testing.assert_close(mean, (old + new) / 2)
+
+
+def test_weights_stay_where_none_are_better_than_none(
+    data: Sequences, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, model = read_recipe(run), SequentialRecommender.from_pretrained(run / "best")
+    learned = until_test(data)
+    monkeypatch.setattr(trope.train.update, "LEAST_USERS", 10)
+    monkeypatch.setattr(trope.train.pulse, "EXPONENTS", ())
+    updated, _, fitted = update(model, all_training(data), recipe.config, ~learned, [1.0], GROUP, steps=1)
+    assert updated.pulse is not None and model.pulse is not None
+    assert fitted is None and updated.pulse.weights() == model.pulse.weights()
+
+
+def test_the_weights_that_were_fitted_are_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trope.train.update, "LEAST_USERS", 10)
+    out, random = tmp_path / "out", np.random.default_rng(0)
+    new = [(user, int(random.integers(1, 20)), LAST + 60 * place) for place in range(8) for user in range(40)]
+    code, said = invoke(*command(run, write_parquet(tmp_path / "new.parquet", new), out, "--steps", 1))
+    assert code == 0 and "requests of the new events before they were learned" in said, said
+    model, recipe = SequentialRecommender.from_pretrained(out / "best"), read_recipe(out)
+    assert model.pulse is not None and recipe.pulse is not None
+    assert recipe.pulse["weights"] == model.pulse.weights() != read_recipe(run).pulse["weights"]  # type: ignore[index]
+    assert model.time_span == SequentialRecommender.from_pretrained(run / "best").time_span
+    # A fit like the update is a young network again: it has the weights of the training, also after two updates.
+    again = tmp_path / "again"
+    newer = [(user, item, time + 600) for user, item, time in new]
+    assert invoke(*command(out, write_parquet(tmp_path / "newer.parquet", newer), again, "--steps", 1))[0] == 0
+    assert read_recipe(again).pulse != recipe.pulse
+    fit(Sequences.load(again / "data"), again, tmp_path / "fitted", progress=False)
+    assert read_recipe(tmp_path / "fitted").pulse == read_recipe(run).pulse

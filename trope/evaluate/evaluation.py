@@ -22,6 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trope.data.sequences import EvalBatch, Sequences
+from trope.environment import current_gpu
 from trope.evaluate.live import CountedScorer, Counting, LiveScorer, users_at_a_time
 from trope.evaluate.metrics import Floats, Ints, Places, average, per_user
 from trope.evaluate.ranking import Cells, TileScores, check_finite, count_places, dot_scores
@@ -115,7 +116,7 @@ def evaluate(
     was_training = model.training
     model.train(False)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), current_gpu(data.device):
             if (table := sharded_table(model)) is not None:
                 assert counting is None and not live, "what is counted needs all items in one process"
                 encode = encoder(model, data.device, precision)

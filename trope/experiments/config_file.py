@@ -13,7 +13,6 @@ A recipe is a config file with a `[recipe]` table (`trope.experiments.recipes`).
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from trope.config import Config
 from trope.experiments.sizes import names
 from trope.experiments.variants import configure
-from trope.settings import from_dict, with_settings
+from trope.settings import from_dict, toml_values, with_settings
 
 RECIPE = "recipe"
 _OF_THE_PRESET = {"model.block", "model.position_bias", "model.time_bias", "model.gate_floor"}
@@ -33,10 +32,7 @@ def read_tables(file: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The config groups that a TOML file states, and its recipe, None if it has none."""
     if not file.is_file():
         raise FileNotFoundError(f"there is no config file {file}")
-    try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{file} is not TOML: {error}") from None
+    tables = toml_values(file)
     recipe = tables.pop(RECIPE, None)
     if recipe is not None and not isinstance(recipe, dict):
         raise ValueError(f"{file}: recipe must be a table, got {recipe!r}; write [recipe]")

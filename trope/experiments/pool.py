@@ -127,8 +127,9 @@ def run_all(
         if ended is not None:
             ended(outcome)
 
-    with _stopped_at_exit(running):
+    with _stopped_at_exit(running) as leave_if_asked:
         while waiting or running:
+            leave_if_asked()
             while waiting and len(running) < jobs:
                 run = waiting.pop(0)
                 try:
@@ -214,18 +215,29 @@ def _start(run: Run, data: Path, device: str, jobs: int) -> subprocess.Popen[byt
 
 
 @contextmanager
-def _stopped_at_exit(running: list[tuple[Run, subprocess.Popen[bytes], float]]) -> Iterator[None]:
-    """When this process ends, also by a signal, its runs are asked to save themselves and are waited for."""
+def _stopped_at_exit(running: list[tuple[Run, subprocess.Popen[bytes], float]]) -> Iterator[Callable[[], None]]:
+    """When this process ends, also by a signal, its runs are asked to save themselves and are waited for.
+
+    Gives a function that leaves if a signal has asked for that: what a handler raises is lost where it interrupts the
+    garbage collector or a `__del__`.
+    """
+    asked: list[int] = []
 
     def leave(signum: int, frame: types.FrameType | None) -> None:
-        sys.exit(128 + signum)
+        asked.append(signum)
+        leave_if_asked()
+
+    def leave_if_asked() -> None:
+        if asked:
+            raise KeyboardInterrupt if asked[0] == signal.SIGINT else SystemExit(128 + asked[0])
 
     before = {}
     if threading.current_thread() is threading.main_thread():  # only it may set handlers
-        numbers = [signal.SIGTERM, signal.SIGHUP]
-        before = {n: signal.signal(n, leave) for n in numbers if signal.getsignal(n) == signal.SIG_DFL}
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        usual = (signal.SIG_DFL, signal.default_int_handler)
+        before = {n: signal.signal(n, leave) for n in numbers if signal.getsignal(n) in usual}
     try:
-        yield
+        yield leave_if_asked
     finally:
         for _, process, _ in running:
             process.terminate()

@@ -35,20 +35,22 @@ from trope.evaluate.evaluation import EvalResult, encoder, evaluate, fitted_puls
 from trope.evaluate.live import LiveScorer, users_at_a_time
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.recommender import SequentialRecommender
-from trope.runs import BEST, MODEL_CONFIG, RunLock, read_json, read_lineage, seal, write_json
+from trope.runs import BEST, CONFIG, MODEL_CONFIG, RunLock, changed_settings, read_json, read_lineage, seal, write_json
+from trope.settings import read_saved_toml
 from trope.times import say_duration
 from trope.train.distributed import Group
 from trope.train.fit import Recipe, read_recipe
 from trope.train.process import reproducible
 from trope.train.pulse import keep_counts
 from trope.train.step import NothingToLearn
-from trope.train.update import Spent, grow, retrain, update
+from trope.train.update import Spent, retrain, update
 
 STALE, COUNTS, UPDATE, RETRAIN, COUNTING = "stale", "counts only", "update", "retrain", "counting alone"
 WAYS = (STALE, COUNTS, UPDATE, RETRAIN, COUNTING)
 METRICS = ("Recall@10", "NDCG@10")
 PLAN, TICKS, MODELS, TRAINING = "plan.json", "ticks", "models", "train"
-MOST_TICKS = 10_000
+MOST_TICKS = 9_999  # their numbers have four digits, so that names sort as numbers do
+_CHECKSUMS = ("data", "model")  # what a plan has as a checksum, which tells a reader nothing
 _TICK_KINDS: dict[str, Any] = {
     "tick": int, "start": int, "end": int, "users": int, "ways": dict[str, dict], "spent": dict[str, dict],
 }  # fmt: skip
@@ -168,9 +170,8 @@ class Replay:
         """The model after it has learned a tick."""
         known = trained_until(self.data, tick.end)
         fresh_N = (self.data.times >= tick.start) & (self.data.times < tick.end)
-        grown = grow(model, self.data.num_items, known.time_span)
         try:
-            return grown, update(grown, known, self.config, fresh_N, self.recipe.factors, self.group, self.steps)
+            return update(model, known, self.config, fresh_N, self.recipe.factors, self.group, self.steps)[:2]
         except NothingToLearn:
             return model, Spent(0, 0.0)
 
@@ -264,6 +265,18 @@ def ticks_to_replay(data: Sequences, every: int) -> list[Tick]:
     return ticks
 
 
+def check_training(out: Path, config: Config) -> None:
+    """Refuse another training in a folder with a replay: more epochs would change the model that its ticks are of."""
+    if not (out / PLAN).is_file():
+        return
+    saved = out / TRAINING / CONFIG
+    if not saved.is_file():
+        raise ValueError(f"{out} holds a replay of a run given as --like; name that run again, or choose another --out")
+    changed = changed_settings(read_saved_toml(saved, training=True), config, may_change=())
+    if changed:
+        raise ValueError(f"{out} holds another replay: {'; '.join(changed)}; choose another --out")
+
+
 def rank(model: SequentialRecommender, view: Sequences, config: Config, counted_until: int | None = None) -> EvalResult:
     """Rank the catalogue at a tick; counted_until: only events before this moment count for the pulse."""
     model.train(False)
@@ -298,7 +311,9 @@ def _open(out: Path, plan: dict[str, Any], lock: RunLock) -> None:
     if path.is_file():
         stored = read_json(path, {}, "choose another --out")
         changed = [
-            f"{name} was {stored.get(name)!r}, now {plan[name]!r}" for name in plan if stored.get(name) != plan[name]
+            f"another {name}" if name in _CHECKSUMS else f"{name} was {stored.get(name)!r}, now {plan[name]!r}"
+            for name in plan
+            if stored.get(name) != plan[name]
         ]
         if changed:
             raise ValueError(f"{out} holds another replay: {'; '.join(changed)}; choose another --out")

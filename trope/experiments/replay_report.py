@@ -44,7 +44,7 @@ def finding(means: dict[str, dict[str, float]], every: int) -> str:
     retrained = means.get(RETRAIN)
     if retrained is None or not retrained[name]:
         return said
-    said += f": {100 * updated / retrained[name]:.0f} % of what retraining reaches"
+    said += f": {100 * updated / retrained[name]:.1f} % of what retraining reaches"
     if retrained["times"] and means[UPDATE]["times"]:
         once, anew = (each["steps"] / each["times"] for each in (means[UPDATE], retrained))
         said += f", at {100 * once / anew:.1f} % of the steps of a retraining"

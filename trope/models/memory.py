@@ -48,6 +48,7 @@ class Memory:
         _check(model, items_BL, times_BL, lengths_B)
         with torch.inference_mode():
             events = Events.copy_of(items_BL, times_BL, lengths_B)
+            _check_lengths(events)
             store = Store(remember(model, items_BL, times_BL, lengths_B), model.config.model.max_len)
             speeds = Speeds([part for part in model.blocks.modules() if isinstance(part, TRoPE | TORoPE | IndexRoPE)])
         self._take(model, events, events.settled_counts(model.looks_later), store, speeds)
@@ -199,5 +200,10 @@ def _check(model: SequentialRecommender, items_BL: Tensor, times_BL: Tensor, len
             "remember takes items and times [B, L] and lengths [B], got shapes "
             f"{tuple(items_BL.shape)}, {tuple(times_BL.shape)} and {tuple(lengths_B.shape)}"
         )
-    if not len(lengths_B) or not 1 <= int(lengths_B.min()) <= int(lengths_B.max()) <= items_BL.shape[1]:
+
+
+def _check_lengths(events: Events) -> None:
+    """On the host's copy: a GPU is not waited for once more."""
+    lengths_B = events.lengths_B
+    if not len(lengths_B) or not 1 <= lengths_B.min() <= lengths_B.max() <= events.items_BL.shape[1]:
         raise ValueError("remember needs a history, and from 1 to L events in each; leave empty histories out")

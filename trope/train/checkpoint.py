@@ -121,7 +121,7 @@ class Checkpoints:
             is_there = bool(group.first_says(float(is_there)))
         if not is_there:
             self._write(target, model, optimizer, state, group)
-        self.publish_best(model, state, group)
+        self.publish_best(model, state)
         if group is None or group.is_first:
             for old in self._all()[:-KEEP]:
                 shutil.rmtree(old)
@@ -155,13 +155,10 @@ class Checkpoints:
             number = SHARDED_FORMAT if rows else FORMAT
             write_json(partial / STATE, seal({"format": number, **state.to_dict(), "files": files}))
 
-    def publish_best(self, model: SequentialRecommender, state: TrainState, group: Group | None = None) -> None:
-        """Write RUN/best if `model` is it; done again on resume, in case the run was killed right before.
-
-        group: as in `save`.
-        """
+    def publish_best(self, model: SequentialRecommender, state: TrainState) -> None:
+        """Write RUN/best if `model` is it; done again on resume, in case the run was killed right before."""
         if state.is_best:
-            publish(model, self.run, group)
+            publish(model, self.run)
 
     def latest(self) -> Path | None:
         """The latest checkpoint."""
@@ -179,10 +176,10 @@ class Checkpoints:
         return [path for *_, path in sorted((int(m[1]), int(m[2]), path) for m, path in matches if m)]
 
 
-def publish(model: SequentialRecommender, run: Path, group: Group | None = None) -> None:
+def publish(model: SequentialRecommender, run: Path) -> None:
     """Write RUN/best. Metrics and ranks of another model are removed first, so that a kill leaves no wrong ones.
 
-    group: as in `Checkpoints.save`; its first process gets all rows and writes.
+    All processes that have the item table's rows between them call this; the first one gets all rows and writes.
     """
     whole: SequentialRecommender | pretrained.WithTable = model
     if isinstance(model.items, ShardedItemTable):

@@ -33,10 +33,6 @@ class Group:
         """Whether this process writes files and shows progress."""
         return self.rank == 0
 
-    def part(self, rows: int) -> tuple[int, int]:
-        """This process's rows of a global batch: from the first until before the last, maybe none."""
-        return rows * self.rank // self.size, rows * (self.rank + 1) // self.size
-
     def first_says(self, value: float) -> float:
         """The first process's value, so that all take the same decision."""
         if self.size == 1:

@@ -50,6 +50,11 @@ class Recipe(NamedTuple):
     test: dict[str, float]
     pulse: dict[str, Any] | None  # what pulse.json holds
 
+    @property
+    def trained_pulse(self) -> dict[str, Any] | None:
+        """What pulse.json held after the training: an update's weights are for a network of the update's age."""
+        return None if self.pulse is None else self.pulse.get("trained", self.pulse)
+
     def to_dict(self) -> dict[str, Any]:
         """For lineage.json."""
         return {"factors": self.factors, "valid": self.valid, "test": self.test}
@@ -151,9 +156,9 @@ def fit(
         config = recipe.config
         trainer = Trainer(all_training(data), config, run, group, resume, recipe.factors, lock, lineage)
         trainer.run(stop, checkpoint_seconds, progress)
-        if group.is_first and recipe.pulse is not None:
+        if group.is_first and recipe.trained_pulse is not None:
             with written_into(run):
-                write_json(run / PULSE, seal(recipe.pulse))
+                write_json(run / PULSE, seal(recipe.trained_pulse))
         group.wait()
         trainer.take_pulse(run, len(recipe.factors))
         trainer.publish(run)

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
 from trope.config import Config
+from trope.data.printable import counted
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
 from trope.evaluate import saved_ranks
@@ -31,6 +32,7 @@ from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.streamed import evaluate
 from trope.models.recommender import SequentialRecommender
 from trope.runs import BEST, COUNTING, METRICS, PULSE, REFIT, RunLock, open_run, seal, write_json
+from trope.times import say_moment
 from trope.train import checkpoint
 from trope.train.block_order import Cursor
 from trope.train.checkpoint import Checkpoints, TrainState, written_into
@@ -100,7 +102,7 @@ def train(
         if all_data is not None:
             factors = chosen.factors[: chosen.best_epoch]
             if progress and group.is_first:
-                tqdm.write(f"refit: {chosen.best_epoch} epochs, as validation chose, with its events too")
+                tqdm.write(f"refit: {counted(chosen.best_epoch, 'epoch')}, as validation chose, with its events too")
             if isinstance(all_data, Stream) and chosen.cursor is not None:
                 all_data = all_data.in_blocks_of(Cursor(*chosen.cursor).window)  # however much memory there is now
             trainer = Trainer(all_data, config, run / REFIT, group, True, factors)
@@ -142,6 +144,11 @@ class Trainer:
         self.is_refit = factors is not None and lineage is None
         if factors is None and not data.can_evaluate("valid"):
             raise ValueError(f"{data.path} has no user to validate on; prepare it with {data.protocol.alternative}")
+        if data.time_span[0] == data.time_span[1] and config.rotary.kind in ("trope", "torope"):
+            raise ValueError(
+                f"all training events of {data.path} have one time, {say_moment(data.time_span[0])}, so a rotation by "
+                "time has nothing to learn; name the column of the times in `trope prepare`, or train --model sasrec"
+            )
         self.data = data.to(group.device)
         self.feed = make_feed(self.data, config, group)
         torch.manual_seed(seed_for(config.train.seed, "init"))
@@ -176,7 +183,7 @@ class Trainer:
             self.checkpoints.tidy()
             self.take_pulse(run, self.state.best_epoch)
         if may_publish and (group.is_first or self.sharers):
-            self.checkpoints.publish_best(self.model, self.state, self.sharers)
+            self.checkpoints.publish_best(self.model, self.state)
 
     @property
     def total_steps(self) -> int:
@@ -190,12 +197,13 @@ class Trainer:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all epochs are done, or validation has stalled for long enough."""
+        """Whether all epochs are done, or validation, which the last epoch had, has stalled for long enough."""
         state, train = self.state, self.config.train
         if state.epoch >= self.epochs:
             return True
         has_stalled = state.best is not None and state.epoch - state.best_epoch >= train.early_stop
-        return state.index == 0 and state.epoch >= LEAST_EPOCHS and has_stalled
+        is_validated = state.index == 0 and state.epoch % train.eval_every == 0
+        return is_validated and state.epoch >= LEAST_EPOCHS and has_stalled
 
     def run(self, stop: StopRequest, checkpoint_seconds: float, progress: bool) -> None:
         """Train to the end."""
@@ -281,11 +289,14 @@ class Trainer:
                 )
             with written_into(run):
                 model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
+                assert model.pulse is not None
+                model.pulse.forget()  # a run that goes on with more epochs has weights of an earlier epoch
                 seed = seed_for(self.config.train.seed, "pulse")
                 found = fit_pulse(model, self.data, self.config, seed)
                 keep_counts(model, self.data)
-                write_json(run / PULSE, seal({"best_epoch": epoch, **found}))
                 checkpoint.publish(model, run)
+                # Last: with it, nothing is fitted again.
+                write_json(run / PULSE, seal({"best_epoch": epoch, **found}))
         self.group.wait()
 
     def choose_counting(self) -> None:

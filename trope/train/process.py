@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from trope.environment import current_gpu
+
 PARENT = "TROPE_PARENT"
 """Names the process that a run must not outlive, by its number, in the environment."""
 _PR_SET_PDEATHSIG = 1
@@ -77,11 +79,14 @@ def matmul_precision(name: str) -> Iterator[None]:
 
 @contextmanager
 def reproducible(device: torch.device) -> Iterator[None]:
-    """Seed as we like inside, and on a CPU add in a fixed order; the caller's random numbers and settings stay."""
+    """Seed and launch on `device` as we like inside, and on a CPU add in a fixed order.
+
+    The caller's random numbers, settings and current GPU stay.
+    """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # torch's stubs do not know the attribute
     fill = memory.fill_uninitialized_memory
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with current_gpu(device), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if device.type == "cpu":
             # Without it, several threads add up gradients of repeated rows as they come.
             torch.use_deterministic_algorithms(True)

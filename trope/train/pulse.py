@@ -58,7 +58,7 @@ class Asked(NamedTuple):
     """Some users at their moments, with everything that the weights multiply."""
 
     standing_BS: Tensor  # dot products over the standing planes, in units of the temperature
-    turning_BS: Tensor  # over the turning ones
+    turning_BS: Tensor  # over the turning ones, as far as they have faded
     about_B4: Tensor  # what the scale depends on
     shares_MKS: Tensor
     moment_B: Tensor
@@ -85,19 +85,21 @@ def age_unit(data: Sequences | Stream) -> int:
     return min(max(span // UNITS_IN_SPAN, DAY), LONGEST_UNIT)
 
 
-def fit_pulse(model: SequentialRecommender, data: Sequences | Stream, config: Config, seed: int) -> dict[str, Any]:
+def fit_pulse(
+    model: SequentialRecommender, data: Sequences | Stream, config: Config, seed: int, unit: int | None = None
+) -> dict[str, Any]:
     """Fit the pulse of a trained model in place; returns its weights and what they gained, for `pulse.json`.
 
     data: on the model's device, with the validation events that the model has not been trained on. A stream gives the
-    same users and counts as the same data in memory.
+    same users and counts as the same data in memory. unit: of the model's age, in seconds; `age_unit` if None.
     """
     pulse, criterion = model.pulse, config.train.criterion
     assert pulse is not None
     is_holdout = data.protocol.name == "holdout"
-    pulse.get_buffer("age_unit").fill_(age_unit(data))
-    unit = _unit(data)
-    active = half_lives_within(unit, data.time_span[1] - data.time_span[0])
-    active += [len(HALF_LIVES) + place for place in pulse.periods if PERIODS[place] > unit]
+    pulse.get_buffer("age_unit").fill_(age_unit(data) if unit is None else unit)
+    grid = _unit(data)
+    active = half_lives_within(grid, data.time_span[1] - data.time_span[0])
+    active += [len(HALF_LIVES) + place for place in pulse.periods if PERIODS[place] > grid]
     asked = list(_ask(model, data, config, seed))
     weights_W = _start(pulse)  # scaled cosines: it ranks as the cosine does
     mask_W = _mask(pulse, active, is_holdout)
@@ -199,7 +201,7 @@ def _features(scorer: LiveScorer, batch: EvalBatch, candidates_S: Tensor, config
     out_BE = scorer.encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
     items_SE = scorer.items_VE[candidates_S]
     standing_BS = out_BE[:, turning:] @ items_SE[:, turning:].T
-    turning_BS = out_BE[:, :turning] @ items_SE[:, :turning].T
+    turning_BS = out_BE[:, :turning] @ items_SE[:, :turning].T * pulse.fade(batch.t_now)[:, None]
     lengths_B, own = scorer.own(batch)
     moments_M, moment_B = torch.unique(batch.t_now, return_inverse=True)
     shares_MKS = torch.stack([each[:, candidates_S] for each in scorer.stream.at(moments_M)])

@@ -4,6 +4,11 @@
 of old ones, so that what was learned before is not lost. The optimiser begins anew, at the learning rate that
 validation ended with. The coordinates in which times are rotated stay as they were.
 
+Before the network learns the new events they are what it has not seen, so the pulse is fitted to them first, as a
+training fits it to its validation. Its weights then move part of the way, the further the more users chose something.
+How far an updated network is to be trusted is measured that way. Its age is still counted from the training: a few
+steps do not make a network young, and the readout stands where the training ended.
+
 Shapes: N events, V items.
 """
 
@@ -13,17 +18,19 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trope.config import Config
 from trope.data.sequences import Sequences
+from trope.data.views import validated_from
+from trope.evaluate.evaluation import fitted_pulse
 from trope.models.recommender import SequentialRecommender
 from trope.train.distributed import Group
 from trope.train.optimizer import make_optimizer, set_learning_rates
-from trope.train.pulse import keep_counts
+from trope.train.pulse import fit_pulse, keep_counts
 from trope.train.step import Feed, seed_for
 from trope.train.stepper import Stepper
 
@@ -32,6 +39,9 @@ _LOOK_EVERY = 200
 # Passes over the new events, as long as they stay below this share of a training's steps; one pass is made in any case.
 # Not tuned: on a quarter of Globo's users (docs/findings.md) one pass has 57.23 where these have 57.35, one seed.
 MOST_PASSES, MOST_SHARE = 5, 0.05
+# So many users of the new events move the pulse's weights half of the way; with fewer than the second nothing is
+# fitted. results/update-tried-quarter.txt has what was tried, on a quarter of Globo's users.
+HALF_WAY, LEAST_USERS = 1_000, 50
 # What depends on the items or on the time span, and is counted from the events.
 _COUNTED = ("pulse.counts", "pulse.seasons", "pulse.counted_until")
 
@@ -43,6 +53,14 @@ class Spent(NamedTuple):
     seconds: float
 
 
+class Updated(NamedTuple):
+    """A model that has learned new events, what that cost, and what was fitted to them first, as in `pulse.json`."""
+
+    model: SequentialRecommender
+    spent: Spent
+    pulse: dict[str, Any] | None
+
+
 def grow(
     model: SequentialRecommender, num_items: int, time_span: tuple[int, int], seed: int = 0
 ) -> SequentialRecommender:
@@ -52,8 +70,7 @@ def grow(
     origin stay: the weights were learned with them. The pulse has no counts until `keep_counts` counts anew.
 
     time_span: of the events that the copy will have learned. A model with a pulse keeps its own, from whose end its age
-    is counted: a few steps do not make the network as young as the pulse's weights take it for, and the readout still
-    stands where the training ended.
+    is counted.
     """
     assert num_items >= model.num_items, "items are never taken away"
     device = model.items.weight.device
@@ -76,8 +93,8 @@ def update(
     group: Group,
     steps: int | None = None,
     tell: Callable[[int, int], None] | None = None,
-) -> Spent:
-    """Go on training a model in place.
+) -> Updated:
+    """A copy of a model that goes on training, with rows for all items of `data`; the model stays as it is.
 
     Args:
         data: on the model's device; its training events are all that is known, the new ones among them.
@@ -94,10 +111,42 @@ def update(
     if steps is None:
         steps = usual_steps(feed.steps, len(factors) * Feed(data, config, group).steps)
     passes = -(-steps // feed.steps)
-    done = _learn(model, data, config, feed, [factors[-1]] * passes, group, steps, tell)
-    if model.pulse is not None:
-        keep_counts(model, data)
-    return Spent(done, time.monotonic() - started)
+    grown = grow(model, data.num_items, data.time_span, seed)
+    fitted = _fit_to_new(grown, data, config, fresh_N)
+    done = _learn(grown, data, config, feed, [factors[-1]] * passes, group, steps, tell)
+    if grown.pulse is not None:
+        keep_counts(grown, data)
+    return Updated(grown, Spent(done, time.monotonic() - started), fitted)
+
+
+def _fit_to_new(
+    model: SequentialRecommender, data: Sequences, config: Config, fresh_N: Tensor
+) -> dict[str, Any] | None:
+    """Fit the pulse in place to the events after the last one that was learned; returns what `fit_pulse` does, with the
+    weights that the pulse then has.
+
+    None where its weights stay as they are: it was not fitted before, there are too few users, or no weights are better
+    than none.
+    """
+    pulse, known = fitted_pulse(model), data.first_events(data.train_end)
+    learned = known[~fresh_N[known]]
+    if pulse is None or not len(learned):
+        return None
+    start, end = int(data.times[learned].max()) + 1, data.time_span[1] + 1
+    if start >= end:  # all new events came late
+        return None
+    view = validated_from(data, start, end)
+    users = len(view.eval_users("valid"))
+    if users < LEAST_USERS:
+        return None
+    before = {name: pulse.get_buffer(name).clone() for name in ("network", "everybody", "own")}
+    found = fit_pulse(model, view, config, config.train.seed, unit=int(pulse.get_buffer("age_unit")))
+    if found["exponent"] is None:
+        return None
+    for name, weights in before.items():
+        fitted = pulse.get_buffer(name)
+        fitted.copy_(torch.lerp(weights, fitted, users / (users + HALF_WAY)))
+    return {**found, "weights": pulse.weights()}
 
 
 def retrain(

@@ -16,7 +16,7 @@ from trope.runs import BEST, DATA, PULSE, open_run, read_lineage, seal, write_js
 from trope.train.distributed import process_group
 from trope.train.fit import Recipe, descend
 from trope.train.process import reproducible
-from trope.train.update import grow, update
+from trope.train.update import update
 
 
 def learned_events(run: Path, data: Sequences, recipe: Recipe) -> Tensor:
@@ -24,8 +24,9 @@ def learned_events(run: Path, data: Sequences, recipe: Recipe) -> Tensor:
     is_learned = torch.zeros(data.num_events, dtype=torch.bool)
     if read_lineage(run) is not None:
         return ~is_learned
-    is_refitted = recipe.config.train.refit and not data.validates_on_test
-    is_learned[data.first_events(data.valid_end if is_refitted else data.train_end)] = True
+    if recipe.config.model.pulse and data.validates_on_test:
+        data = data.with_own_validation()  # as `trope.train.loop.train` does
+    is_learned[data.first_events(data.valid_end if recipe.config.train.refit else data.train_end)] = True
     return is_learned
 
 
@@ -41,7 +42,8 @@ def update_run(
     steps: int | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Write a run that goes on from `parent` into the empty folder `out`; returns its lineage.
+    """Write a run that goes on from `parent` into the empty folder `out`; returns its lineage, with the number of
+    requests that the pulse was fitted to.
 
     Args:
         recipe: of the parent.
@@ -56,18 +58,22 @@ def update_run(
             raise ValueError("an update runs in one process; call trope without torchrun")
         every = all_training(data).to(group.device)
         before = SequentialRecommender.from_pretrained(parent / BEST).to(group.device)
-        model = grow(before, data.num_items, every.time_span, config.train.seed)
         with tqdm(disable=not progress, unit="it", dynamic_ncols=True, desc="update") as bar:
 
             def tell(done: int, total: int) -> None:
                 bar.total = total
                 bar.update(done - bar.n)
 
-            spent = update(model, every, config, fresh_N.to(group.device), recipe.factors, group, steps, tell)
-        lineage = {**descend("update", parent, recipe, data, added), "steps": spent.steps}
+            fresh_N = fresh_N.to(group.device)
+            model, spent, fitted = update(before, every, config, fresh_N, recipe.factors, group, steps, tell)
+        lineage = {
+            **descend("update", parent, recipe, data, added), "steps": spent.steps,
+            "pulse_requests": 0 if fitted is None else fitted["users"],
+        }  # fmt: skip
         open_run(out, data, config, resume=False, lineage=lineage)
         write_json(out / DATA, seal({**data.describe(), "path": str(data_path)}))
         if recipe.pulse is not None:
-            write_json(out / PULSE, seal(recipe.pulse))
+            trained = {"trained": recipe.trained_pulse} if fitted else {}  # for a `fit` like this run
+            write_json(out / PULSE, seal({**recipe.pulse, **(fitted or {}), **trained}))
         model.save_pretrained(out / BEST)
     return lineage

@@ -4,7 +4,10 @@ Tiles are scored in order of item id. A list of the k best keys is kept for each
 id, so an item of a later tile enters a full list only if its score is strictly better than the list's last score. Most
 tiles hold no such item for most users: the row's best score says so, and the tile is dropped.
 
-Shapes: B users, E width, V items (ids 1 .. V), K items kept, W items of a tile.
+On a GPU a tile is cut into blocks of items, and only the k blocks with the best maxima are looked at. That is exact:
+the k largest maxima are k items, so no item that is worse than all of them is among the k best.
+
+Shapes: B users, E width, V items (ids 1 .. V), K items kept, W items of a tile, N blocks of a tile.
 """
 
 from __future__ import annotations
@@ -14,11 +17,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trope.evaluate.ranking.tiles import LeavesOut, TileScores, dot_scores, tiles
+from trope.evaluate.ranking.tiles import USERS_AT_A_TIME, LeavesOut, TileScores, dot_scores, tiles
 
 # Scores of a tile. 8 MiB stay in a CPU's cache: 512 users x 1 M items x width 64 take 1.4 to 1.8 s of one core, while
-# tiles of 128 MiB took 10 s. A GPU wants few large tiles.
-CPU_TILE, GPU_TILE = 1 << 21, 1 << 24
+# tiles of 128 MiB took 10 s. A GPU wants few large tiles: 2 GiB where blocks are looked at, else 64 MiB, since a key
+# takes ten times a score's memory. Neither was tuned.
+CPU_TILE, GPU_TILE, BLOCKS_TILE = 1 << 21, 1 << 24, 1 << 29
+# Items of a block; not tuned.
+BLOCK = 128
+# Users that a GPU ranks together, at most; not tuned. trope/serve/moments.py encodes long histories fewer at a time.
+_MOST_USERS = 8192
 # A tile is no wider than it would be for this many users: the first tile's items all enter the list.
 _LEAST_USERS = 64
 # A key is a score's bits and the item's complement: larger keys are better, and no two are equal.
@@ -31,6 +39,13 @@ class TopK(NamedTuple):
 
     items_BK: Tensor  # int64
     scores_BK: Tensor  # float32
+
+
+def users_together(num_items: int, device: torch.device) -> int:
+    """How many users to rank together: on a GPU as many as a tile holds with all items."""
+    if device.type != "cuda":
+        return USERS_AT_A_TIME
+    return min(_MOST_USERS, max(USERS_AT_A_TIME, _blocks_tile(device) // (num_items + 1)))
 
 
 def top_k(
@@ -56,6 +71,11 @@ def top_k_of(
     tile: int | None = None,
 ) -> TopK:
     """`top_k` by any scores, float32."""
+    if device.type == "cuda" and tile is None:
+        room, least = _blocks_tile(device), _least_width(k)
+        # With many users and a large k, even the narrowest tile that is worth its blocks would be too large.
+        if least < num_items and users * least <= room:
+            return top_k_by_blocks(scores, users, num_items, k, left_out, room)
     tile = tile or (CPU_TILE if device.type == "cpu" else GPU_TILE)
     best_BK, least_B = None, None
     ranges = tiles(num_items, max(1, tile // max(users, _LEAST_USERS)))
@@ -76,6 +96,58 @@ def top_k_of(
             best_BK[rows] = torch.cat((best_BK[rows], here_BK), dim=1).topk(k, dim=1).values
             least_B = _scores(best_BK[:, -1])
     return _unpacked(torch.full((users, k), _EMPTY, device=device) if best_BK is None else best_BK)
+
+
+def top_k_by_blocks(
+    scores: TileScores, users: int, num_items: int, k: int, left_out: LeavesOut | None = None, tile: int = BLOCKS_TILE
+) -> TopK:
+    """`top_k_of` in large tiles, of which only the best blocks are looked at.
+
+    tile: scores held at a time, at least `users` times the least width. At most a quarter of them are looked at, which
+    takes about 50 bytes for each.
+    """
+    found = []
+    for first, last in tiles(num_items, max(_least_width(k), tile // max(users, 1))):
+        tile_BW = scores(first, last)
+        if left_out is not None:
+            left_out.leave_out(tile_BW, first)
+        found.append(_of_blocks(tile_BW, first, k))
+    if len(found) == 1:
+        return found[0]
+    scores_BC, items_BC = (torch.cat([getattr(each, name) for each in found], 1) for name in ("scores_BK", "items_BK"))
+    return top_k_among(scores_BC, items_BC, k)
+
+
+def _least_width(k: int) -> int:
+    """Items of a tile at least, so that the `k` best blocks are at most a quarter of it."""
+    return 4 * k * BLOCK
+
+
+def _blocks_tile(device: torch.device) -> int:
+    """Scores of a tile whose blocks are looked at: on a small card a 64th of its memory."""
+    return min(BLOCKS_TILE, torch.cuda.get_device_properties(device).total_memory // (64 * 4))
+
+
+def _of_blocks(tile_BW: Tensor, first: int, k: int) -> TopK:
+    """The `k` best of a tile."""
+    width = tile_BW.shape[1]
+    whole = width // BLOCK * BLOCK
+    maxima_BN = tile_BW[:, :whole].unflatten(1, (-1, BLOCK)).amax(2)
+    if whole < width:
+        maxima_BN = torch.cat((maxima_BN, tile_BW[:, whole:].amax(1, keepdim=True)), dim=1)
+    if maxima_BN.shape[1] <= k:
+        return _unpacked(_filled(keys(tile_BW, first).topk(min(k, width), dim=1).values, k))
+    best_BK, blocks_BK = maxima_BN.topk(k + 1, dim=1)
+    places_BKN = blocks_BK[:, :k, None] * BLOCK + torch.arange(BLOCK, device=tile_BW.device)
+    places_BC = places_BKN.flatten(1)
+    scores_BC = tile_BW.gather(1, places_BC.clamp(max=width - 1)).masked_fill_(places_BC >= width, -torch.inf)
+    found = top_k_among(scores_BC, places_BC + first, k)
+    # The best block that was not looked at may hold an equal score, and a smaller item.
+    tied = torch.nonzero(best_BK[:, k] == best_BK[:, k - 1]).flatten()
+    for rows in tied.split(max(1, GPU_TILE // width)) if len(tied) else ():
+        again = _unpacked(keys(tile_BW[rows], first).topk(k, dim=1).values)
+        found.items_BK[rows], found.scores_BK[rows] = again.items_BK, again.scores_BK
+    return found
 
 
 def top_k_among(scores_BC: Tensor, items_BC: Tensor, k: int) -> TopK:

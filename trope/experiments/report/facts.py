@@ -49,13 +49,15 @@ def facts(trained: Trained, common: Sequence[str], resamples: int) -> list[tuple
     seeds = sorted({run.seed for run in trained.runs})
     filters = sorted({line["filter_seen"] for line in trained.lines})
     criteria = " or ".join(dict.fromkeys(run.config.train.criterion for run in trained.runs))
+    is_refit = any(line.get("refit", False) for line in trained.lines)
+    has_pulse = any(run.config.model.pulse for run in trained.runs)
     several = "one positive each" if asked.hit == "HR" else f"{asked.positives / asked.users:.1f} positives each"
     return [
         ("Dataset", f"{data.path.name}, from {source['name']}: {counts}; checksum {data.meta['checksum'][:12]}"),
         ("Protocol", f"{data.protocol.name}: {_PROTOCOLS[data.protocol.name]}{_window(data.protocol)}"),
         ("Tested on", f"{asked.users:,} users, {several}, ranked in the full catalogue; ties get their mean rank"),
         ("filter_seen", "; ".join(f"{name}: {_FILTERS[name]}" for name in filters)),
-        ("Choice of epoch", choice(data.protocol, criteria, any(line.get("refit", False) for line in trained.lines))),
+        ("Choice of epoch", choice(data.protocol, criteria, is_refit, has_pulse)),
         (
             "Seeds",
             f"{', '.join(map(str, seeds))}; {len(trained.lines)} of {len(trained.runs)} runs are finished. Two models "
@@ -72,8 +74,8 @@ def facts(trained: Trained, common: Sequence[str], resamples: int) -> list[tuple
     ]  # fmt: skip
 
 
-def choice(protocol: Protocol, criterion: str, is_refit: bool = False) -> str:
-    """How the tested epoch was chosen."""
+def choice(protocol: Protocol, criterion: str, is_refit: bool = False, has_pulse: bool = False) -> str:
+    """How the tested epoch was chosen. has_pulse: some of the models have one."""
     text = f"validation {criterion} chose each run's epoch; the test was read once, by "
     text += (
         "a model that was trained again, for as many epochs, on training and validation events (train.refit)"
@@ -82,6 +84,7 @@ def choice(protocol: Protocol, criterion: str, is_refit: bool = False) -> str:
     )
     if protocol.name == "loo-paper":
         text += ". Under loo-paper the validation event is the test event, so the test chose the epoch"
+        text += ". Models with a pulse validate on the event before it instead" if has_pulse else ""
     return text
 
 

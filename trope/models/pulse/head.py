@@ -45,7 +45,7 @@ class Pulse(nn.Module):
         self.knows_year = PERIODS.index(YEAR) in self.periods
         K = len(HALF_LIVES)
         # Rows: the part itself, times log length, times age, times horizon. Columns: standing and turning planes.
-        self.register_buffer("network", torch.zeros(4, 2).index_fill_(0, torch.tensor([0]), 1.0))
+        self.register_buffer("network", torch.zeros(4, 2))
         # Rows: the log shares, times age, times horizon.
         self.register_buffer("everybody", torch.zeros(3, K + len(PERIODS)))
         self.register_buffer("own", torch.zeros(FEATURES + K))
@@ -53,6 +53,13 @@ class Pulse(nn.Module):
         self.register_buffer("counts", torch.zeros(K, num_items + 1))
         self.register_buffer("seasons", torch.zeros(len(self.periods), BINS, num_items + 1))
         self.register_buffer("counted_until", torch.zeros((), dtype=torch.int64))
+        self.forget()
+
+    def forget(self) -> None:
+        """Go back to weights that say nothing but the cosine. The counts stay."""
+        for name in WEIGHTS:
+            self.get_buffer(name).zero_()
+        self.get_buffer("network")[0] = 1.0
 
     @property
     def is_fitted(self) -> bool:
@@ -88,14 +95,19 @@ class Pulse(nn.Module):
         """
         about_B4 = scale_features(lengths_B, self.age(t_now_B), horizon)
         standing_B, turning_B = part_scales(about_B4, self.get_buffer("network")).unbind(1)
-        if not self.knows_year:
-            # The readout stands still. What that is worth was measured for one unit; each further one halves it.
-            turning_B = turning_B * torch.exp2(-(self._units(t_now_B) - 1).clamp(min=0))
         parts = (
-            out_BE[:, : self.turning] * turning_B[:, None],
+            out_BE[:, : self.turning] * (turning_B * self.fade(t_now_B))[:, None],
             out_BE[:, self.turning :] * standing_B[:, None],
         )
         return torch.cat(parts, dim=1)
+
+    def fade(self, t_now_B: Tensor) -> Tensor:
+        """What is left of the turning planes, float32 [B]: all, but where the readout stands still for ever.
+
+        What standing still is worth was measured for one unit; each further one halves it.
+        """
+        units_B = self._units(t_now_B)
+        return torch.ones_like(units_B) if self.knows_year else torch.exp2(-(units_B - 1).clamp(min=0))
 
     def of_everybody(self, log_shares_CV: Tensor, moment: Tensor, horizon: float = 0.0) -> Tensor:
         """The second part of the score at one moment, [V + 1]."""
