@@ -19,6 +19,7 @@ from data_logs import START, loose, prepared, random_log, unnumbered, write_csv,
 
 from trope.data import arrays
 from trope.data.prepare import Options
+from trope.data.protocols import Protocol
 from trope.data.sources.published import NAMES, named
 
 ROWS = [(1, n, START + n) for n in range(8)]
@@ -99,6 +100,29 @@ def test_a_missing_id(tmp_path: Path, column: str) -> None:
 def test_ids_that_are_floats(tmp_path: Path) -> None:
     pq.write_table(pa.table({"user": [1.0], "item": [2], "timestamp": [START]}), tmp_path / "log.parquet")
     refused(tmp_path / "log.parquet", tmp_path / "out", "ids must be integers or text")
+
+
+def test_times_that_are_rounded(tmp_path: Path) -> None:
+    users, items, times = zip(*ROWS, strict=True)
+    log = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"user": users, "item": items, "timestamp": np.array(times, np.float32)}), log)
+    refused(log, tmp_path / "out", "'timestamp' is float32, which rounds Unix seconds to multiples of 128")
+
+
+def test_first_lines_of_spreadsheets(tmp_path: Path) -> None:
+    rows = "".join(f"{u};{i};{t}\r\n" for u, i, t in ROWS)
+    (tmp_path / "excel.csv").write_text(f"sep=;\r\nuser;item;timestamp\r\n{rows}", newline="")
+    refused(tmp_path / "excel.csv", tmp_path / "out", "begins with a line for Excel, 'sep=;'; remove that line")
+    spaced = "user, item, timestamp\n" + rows.replace(";", ", ").replace("\r", "")
+    (tmp_path / "spaces.csv").write_text(spaced)
+    said = "for the item; it has ' item', and spaces count: pass --item-col ' item'"
+    refused(tmp_path / "spaces.csv", tmp_path / "out", said)
+
+
+def test_nobody_has_three_baskets(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [(user, item, START) for user in range(3) for item in range(9)])
+    said = "to test: nobody has three baskets, the longest of 3 users has 9 events; choose another --protocol"
+    refused(log, tmp_path / "out", said, options=loose(protocol=Protocol("next-basket")))
 
 
 def test_bad_rows_in_the_middle_of_a_csv(tmp_path: Path) -> None:

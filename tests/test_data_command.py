@@ -56,7 +56,7 @@ def test_bad_rows_and_the_paper_are_reported(tmp_path: Path) -> None:
         file.write("i1,u1,never\n")
     flags = ("--raw", tmp_path, "--on-bad", "skip", "--protocol", "loo-paper")
     said = run("pixel200k", "--out", tmp_path / "out", *flags)
-    for expected in ("1 bad rows left out", "Pixel200K.csv line 6: time is missing", "3,965,656", "NOT equal"):
+    for expected in ("1 bad row left out", "Pixel200K.csv line 6: time is missing", "3,965,656", "NOT equal"):
         assert expected in said
 
 
@@ -234,3 +234,8 @@ def test_products_without_a_type_are_said_to_be_dropped(tmp_path: Path) -> None:
     said = " ".join(run("complete-journey", "--out", tmp_path / "out", *flags).split())
     assert "read 6 rows of complete-journey" in said
     assert "dropped 1 row without a product_type kept 2 users, 2 items, 5 events" in said
+
+
+def test_where_nobody_watches_nothing_is_left_of_the_bar(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", random_log())
+    assert CliRunner().invoke(app, ["prepare", str(log), "--out", str(tmp_path / "out")]).stderr == ""

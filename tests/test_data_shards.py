@@ -141,7 +141,9 @@ def test_rows_are_cut_at_the_edges_of_shards(users: list[int], shard_users: int,
 
 def test_nobody_to_test_is_one_line(tmp_path: Path) -> None:
     log = write_parquet(tmp_path / "log.parquet", [(user, 1, START) for user in range(9)])
-    with pytest.raises(ValueError, match=r"leaves no user of .* to test: the longest of 9 users has 1 events"):
+    with pytest.raises(
+        ValueError, match=r"leaves no user of .* to test: nobody has three events, the longest of 9 users has 1 event;"
+    ):
         prepared(log, tmp_path / "out", loose(shard_users=2))
     assert not (tmp_path / "out").exists()
 

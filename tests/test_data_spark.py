@@ -201,6 +201,7 @@ def test_json_in_single_quotes_is_a_bad_row(tmp_path: Path) -> None:
 # A session of its own, since Spark sets its handler of Ctrl-C when one starts.
 _INTERRUPTED = """
 import logging, os, signal, sys, threading
+from py4j.protocol import Py4JNetworkError
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 from pathlib import Path
 from trope.data.engines.open import open_engine
@@ -209,6 +210,14 @@ try:
     with open_engine("spark", Source("log", "csv", Columns()), Path(sys.argv[1]), None, None, "local[1]") as engine:
         for name in ("py4j.clientserver", "py4j.java_gateway"):  # now and then, as when a pipe breaks
             logging.getLogger(name).error("Traceback")
+        client = engine._session.sparkContext._gateway._gateway_client
+        connect = client._create_new_connection
+        fails = iter(range(int(sys.argv[2])))
+        def closed():  # now and then Java closes the connections that come first after Ctrl-C
+            if next(fails, None) is None:
+                return connect()
+            raise Py4JNetworkError("Answer from Java side is empty")
+        client._create_new_connection = closed
         threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         engine._session.sql("SELECT count(*) FROM range(1000000000000) WHERE hash(id) = 3").collect()
 except KeyboardInterrupt:
@@ -216,8 +225,9 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_prints_no_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _INTERRUPTED, str(tmp_path)]
+@pytest.mark.parametrize("closed", [1, 1000])
+def test_ctrl_c_prints_no_traceback(tmp_path: Path, closed: int) -> None:
+    command = [sys.executable, "-c", _INTERRUPTED, str(tmp_path), str(closed)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**kept, "PYTHONPATH": "."})
     assert done.stdout.strip() == "interrupted", done.stderr

@@ -55,6 +55,11 @@ class Events:
 def clean(raw: RawEvents, source: Source, skip_bad: bool) -> Events:
     """Check every row. Bad rows are an error; with `skip_bad` they are left out and counted."""
     kind = raw.table.time.type()
+    if kind in (dt.float16, dt.float32):
+        raise ValueError(
+            f"{source.name}: the time column {source.columns.time!r} is {kind}, which rounds Unix seconds to "
+            "multiples of 128 or more; write the times as integers or float64"
+        )
     if raw.time_unit == "iso":
         todo = "cast it to a timestamp" if kind.is_string() else "pass --time-unit s, ms, us or ns"
         raise ValueError(

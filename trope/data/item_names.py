@@ -79,6 +79,8 @@ def _column(path: Path, found: list[str], wanted: tuple[str, ...], what: str) ->
         if found.count(name) == 1:
             return name
     named = " or ".join(map(repr, dict.fromkeys(wanted)))
+    if path.suffix != ".parquet" and len(found) == 1 and ";" in found[0]:
+        raise ValueError(f"--items: {path} has semicolons between its fields; write commas, or tabs in a .tsv file")
     advice = "name it with --name-col" if what == "name" else "rename the one that holds it"
     raise ValueError(
         f"--items: {path} must have one column {named} for the {what}; it has {', '.join(found)}: {advice}"

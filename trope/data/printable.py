@@ -1,4 +1,4 @@
-"""Text from data, safe to print: an id, a name or a path cannot make the terminal do anything."""
+"""Text from data, safe to print: an id, a name or a path cannot make the terminal do anything. And counts of things."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def printable(text: object) -> str:
     rich reads markup in plain strings: give it `Text(printable(name))`.
     """
     return _ACTING.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), str(text))
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 user`, `2,000 users`: a number before a noun whose plural ends in s."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trope.data.printable import counted
 from trope.times import DAY, say_duration, say_moment
 
 PROTOCOLS = ("loo-strict", "loo-paper", "holdout", "next-basket")
@@ -66,7 +67,7 @@ class Protocol:
             raise ValueError(
                 f"holdout with cutoff {say_moment(cutoff)} ({cutoff}) and window {say_duration(window)} leaves no "
                 f"training or no test events: the log runs from {say_moment(first)} ({first}) to {say_moment(last)} "
-                f"({last}); choose a cutoff inside it, with one window of validation before"
+                f"({last}); choose a cutoff inside it, with one window of validation before, or a shorter window"
             )
         return Protocol(self.name, cutoff, window)
 
@@ -77,6 +78,17 @@ class Protocol:
         assert self.cutoff is not None
         assert self.window is not None
         return self.cutoff if split == "test" else self.cutoff - self.window
+
+    def nobody_to_test(self, name: str, users: int, longest: int) -> str:
+        """The error of a log `name` in which nobody can be tested. longest: events of the user with most."""
+        if self.name == "holdout":
+            least = "an event before the window and one inside"
+        else:
+            least = {"loo-paper": "two events", "next-basket": "three baskets"}.get(self.name, "three events")
+        return (
+            f"protocol {self.name} leaves no user of {name} to test: nobody has {least}, the longest of "
+            f"{counted(users, 'user')} has {counted(longest, 'event')}; choose {self.alternative}, or loosen a filter"
+        )
 
     @property
     def alternative(self) -> str:

@@ -43,10 +43,7 @@ def write_shards(
     assert [shard["number"] for shard in found] == list(range(len(found))), "a shard is missing or was written twice"
     facts = [ShardFacts(**shard["facts"]) for shard in found]
     if not any(each.test_users for each in facts):
-        raise ValueError(
-            f"protocol {protocol.name} leaves no user of {name} to test: the longest of {total:,} users has "
-            f"{max(each.longest for each in facts)} events; choose {protocol.alternative}, or loosen a filter"
-        )
+        raise ValueError(protocol.nobody_to_test(name, total, max(each.longest for each in facts)))
     sizes = Sizes(total, int(coded.items.count().to_pyarrow().as_py()), sum(each.events for each in facts))
     assert sum(each.users for each in facts) == total, "a shard has lost users"
     counts = {key: sum(getattr(each, key) for each in facts) for key in ("train_events", "valid_users", "test_users")}

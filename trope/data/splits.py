@@ -24,10 +24,7 @@ def write_splits(folder: Path, protocol: Protocol, name: str) -> dict[str, Any]:
     tested = (cuts.test_start > 0) & (cuts.test_end > cuts.test_start)
     validated = trained & (cuts.valid_end > cuts.train_end)
     if not tested.any():
-        raise ValueError(
-            f"protocol {protocol.name} leaves no user of {name} to test: the longest of {len(begins):,} users has "
-            f"{int(np.diff(offsets).max())} events; choose {protocol.alternative}, or loosen a filter"
-        )
+        raise ValueError(protocol.nobody_to_test(name, len(begins), int(np.diff(offsets).max())))
     return {
         "entry": write_array(folder, "splits", np.stack(cuts)),
         "protocol": protocol.to_dict(),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from trope.data.few_users import say_evaluated, warn_of_few
 from trope.data.folder import read_array, shard_folder
-from trope.data.printable import printable
+from trope.data.printable import counted, printable
 from trope.data.protocols import MOSTLY_TIED, say_ties, tied_share
 from trope.runs import say_protocol
 from trope.times import say_moment
@@ -26,10 +26,14 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column()
-    numbers = [f"{counts[name]:,} {name}" for name in ("users", "items", "events", "baskets") if name in counts]
+    numbers = [
+        counted(counts[name], name.removesuffix("s"))
+        for name in ("users", "items", "events", "baskets")
+        if name in counts
+    ]
     rows = meta["source"]["rows"] + meta["dropped"]["rows"]["without_group"]
     grid.add_row("dataset", Text(printable(out)))
-    grid.add_row("read", Text(printable(f"{rows:,} rows of {meta['source']['name']}")))
+    grid.add_row("read", Text(printable(f"{counted(rows, 'row')} of {meta['source']['name']}")))
     for number, line in enumerate(_dropped(meta) or ["nothing"]):
         grid.add_row("" if number else "dropped", Text(printable(line)))
     grid.add_row("kept", ", ".join(numbers))
@@ -37,12 +41,15 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
         grid.add_row("names", Text(printable(_named(meta))))
     grid.add_row("time", " to ".join(say_moment(moment) for moment in meta["time_span"]["all"]))
     grid.add_row("protocol", say_protocol(protocol))
-    grid.add_row("training", f"{counts['train_events']:,} events, until {say_moment(meta['time_span']['train'][1])}")
+    grid.add_row(
+        "training", f"{counted(counts['train_events'], 'event')}, until {say_moment(meta['time_span']['train'][1])}"
+    )
     grid.add_row("evaluation", say_evaluated(meta))
     folders = [meta["arrays"], *meta.get("shards", [])]
     size = sum(entry["bytes"] for arrays in folders for entry in arrays.values())
-    several = "" if len(folders) == 2 else "s"
-    shards = f", in {len(folders) - 1:,} shard{several} of {meta['shard_users']:,} users" if "shards" in meta else ""
+    shards = ""
+    if "shards" in meta:
+        shards = f", in {counted(len(folders) - 1, 'shard')} of {counted(meta['shard_users'], 'user')}"
     grid.add_row("size", f"{size / 2**20:,.1f} MiB{shards}")
     grid.add_row("checksum", meta["checksum"])
     console.print(grid)
@@ -68,15 +75,18 @@ def _dropped(meta: dict[str, Any]) -> list[str]:
         "core": f"by the {_filter(filters)}: {_shrunk(dropped['core'])}",
     }
     lost = {reason: count for reason, count in dropped["rows"].items() if count}
-    return [f"{count:,} row{'s' if count > 1 else ''} {reasons[reason]}" for reason, count in lost.items()]
+    return [f"{counted(count, 'row')} {reasons[reason]}" for reason, count in lost.items()]
 
 
 def _named(meta: dict[str, Any]) -> str:
     """How many items a file of names has named, and what of it was of no use."""
     names = meta["names"]
     said = f"{names['named']:,} of {meta['counts']['items']:,} items by {names['file']}"
-    unused = ((names["unknown"], "ids are not among the items"), (names["repeated"], "rows repeat an id"))
-    return "; ".join([said, *(f"{count:,} of its {what}" for count, what in unused if count)])
+    unused = (
+        (names["unknown"], "id", "not among the items"),
+        (names["repeated"], "row", "with an id that it had before"),
+    )
+    return "; ".join([said, *(f"it has {counted(count, noun)} {what}" for count, noun, what in unused if count)])
 
 
 def _moment(seconds: int | None) -> str:
@@ -125,7 +135,7 @@ def _events(meta: dict[str, Any], out: Path) -> Iterator[tuple[np.ndarray, np.nd
 def _print_bad(meta: dict[str, Any], console: Console) -> None:
     bad = meta["bad_rows"]
     word = "line" if meta["source"]["kind"] in ("csv", "json") else "row"
-    console.print(f"\n[yellow]{bad['count']:,} bad rows left out[/yellow]")
+    console.print(f"\n[yellow]{counted(bad['count'], 'bad row')} left out[/yellow]")
     for reason, count in bad["reasons"].items():
         console.print(Text(printable(f"  {count:>9,}  {reason}")))
     for row in bad["first"]:

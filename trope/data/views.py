@@ -1,4 +1,4 @@
-"""The same events under other splits: everything as training, and a tick of a replay.
+"""The same events under other splits: everything as training, what came last as validation, a tick of a replay.
 
 Shapes: U users.
 """
@@ -21,6 +21,14 @@ def trained_until(data: Sequences, moment: int) -> Sequences:
     """Everything strictly before a moment is training, and nothing is validated or tested."""
     before_U = _before(data, moment)
     return data.with_splits(torch.stack((before_U,) * 4), time_span=_span(data, before_U))
+
+
+def validated_from(data: Sequences, start: int, end: int) -> Sequences:
+    """Everything before `start` is training; what comes before `end` is the validation window of a holdout."""
+    past_U, until_U = _before(data, start), _before(data, end)
+    protocol = {"name": "holdout", "cutoff": end, "window": end - start}
+    splits = torch.stack((past_U, until_U, until_U, until_U))
+    return data.with_splits(splits, protocol=protocol, time_span=_span(data, past_U))
 
 
 def asked_at(data: Sequences, start: int, end: int) -> Sequences:

@@ -56,6 +56,18 @@ def open_engine(
             raise ValueError("--engine spark needs pyspark and Java 17; install trope[spark]") from None
         spark = Spark(master, work)
         try:
-            yield spark
-        finally:
-            spark.close()
+            try:
+                yield spark
+            finally:
+                spark.close()
+        except Exception as error:
+            # Ctrl-C in the middle of a call to Java: the calls that clean up after it may fail, and hide it.
+            if _was_interrupted(error):
+                raise KeyboardInterrupt from None
+            raise
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether an error was raised while a Ctrl-C was handled."""
+    earlier = error.__context__
+    return earlier is not None and (isinstance(earlier, KeyboardInterrupt) or _was_interrupted(earlier))

@@ -18,7 +18,7 @@ import ibis.expr.datatypes as dt
 import ibis.expr.types as ir
 import pyarrow as pa
 import pyspark
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
@@ -81,11 +81,19 @@ class Spark:
         self.label = f"spark {pyspark.__version__}"
 
     def close(self) -> None:
-        if self._own:
-            self._session.sparkContext.setLogLevel("OFF")  # tasks that Ctrl-C ends die noisily
-            self._session.stop()
-            for name in _PY4J_LOGGERS:
-                logging.getLogger(name).removeFilter(_is_not_py4j)
+        if not self._own:
+            return
+        try:
+            self._stop()
+        except Py4JNetworkError:
+            # After Ctrl-C py4j lets Java close the call's connection, and now and then the next one too.
+            self._stop()
+        for name in _PY4J_LOGGERS:
+            logging.getLogger(name).removeFilter(_is_not_py4j)
+
+    def _stop(self) -> None:
+        self._session.sparkContext.setLogLevel("OFF")  # tasks that Ctrl-C ends die noisily
+        self._session.stop()
 
     def errors(self) -> tuple[type[Exception], ...]:
         return (PySparkException, Py4JError, MemoryError)

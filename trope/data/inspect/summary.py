@@ -61,7 +61,8 @@ def calendar_findings(report: Report) -> list[str]:
     sentences = []
     for signal in report.signals:
         if not signal.is_told:
-            is_day = signal.name == "hour of day"
+            # Plain dates lie on several days: events of one hour of one day have the same hour.
+            is_day = signal.name == "hour of day" and signal.cycles >= 1
             sentence = PLAIN_DATES if is_day else f"all events have the same {signal.name}"
         elif signal.verdict == "cannot tell":
             sentence = f"the log covers {signal.cycles:.2g} cycles, and a rhythm shows only from two on"
@@ -72,6 +73,8 @@ def calendar_findings(report: Report) -> list[str]:
         sentences.append(f"{signal.name.capitalize()}: {signal.verdict}; {sentence}.")
     if any(signal.verdict in ("clear", "strong") for signal in report.signals):
         sentences.append("The moment of a recommendation matters here: an encoding of absolute time can use it.")
+    elif all(signal.verdict == "cannot tell" for signal in report.signals):
+        sentences.append("This log cannot tell whether the calendar matters: time may still help by gaps and recency.")
     else:
         sentences.append("No clear calendar rhythm: time may still help by gaps and recency, less by the date.")
     return sentences
@@ -79,10 +82,13 @@ def calendar_findings(report: Report) -> list[str]:
 
 def _lifetime(report: Report) -> str:
     """Return the median life of items with two events or more, and how many have one."""
-    lived = report.lifetimes[-int((report.popularity > 1).sum()) :] if report.popularity[0] > 1 else np.empty(0)
+    if report.popularity[0] == 1:
+        return "every item has one event only"
+    lived = report.lifetimes[-int((report.popularity > 1).sum()) :]
     single = percent(float((report.popularity == 1).mean()))
-    median = float(np.median(lived)) if len(lived) else float("nan")
-    return f"median {say_roughly(median)} from first to last event; {single} of items have one event only"
+    return (
+        f"median {say_roughly(float(np.median(lived)))} from first to last event; {single} of items have one event only"
+    )
 
 
 def _quantiles(values: NDArray[np.int64], form: str) -> str:

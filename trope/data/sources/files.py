@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,12 @@ def check_columns(source: Source) -> Source:
 
 
 def _check_header(file: Path, fields: tuple[str, ...]) -> None:
-    """Refuse a first line of numbers alone: read as names of columns, it would be an event less."""
+    """Refuse a first line that names no columns: one of numbers alone, which would be an event less, or Excel's."""
+    if fields and fields[0].casefold().startswith("sep="):
+        raise ValueError(
+            f"{file} begins with a line for Excel, {fields[0]!r}; remove that line, and pass its character with "
+            "--delimiter"
+        )
     filled = [field.strip() for field in fields if field.strip()]
     is_counted = filled == [str(place) for place in range(len(filled))]  # how pandas names columns without names
     if filled and not is_counted and all(map(_NUMBER.fullmatch, filled)):
@@ -150,9 +156,11 @@ def _other_delimiter(source: Source, fields: tuple[str, ...]) -> str:
 
 
 def _other_case(column: str, role: str, fields: tuple[str, ...]) -> str:
-    """Advice to name another column: those that differ only in case, or all."""
-    similar = [field for field in fields if field.casefold() == column.casefold()]
+    """Advice to name another column: those that differ only in case or in spaces around the name, or all."""
+    similar = [field for field in fields if field.strip().casefold() == column.casefold()]
     if similar:
-        return f"it has {' and '.join(map(repr, similar))}, and case counts: pass --{role}-col {similar[0]}"
+        counts = "case counts" if similar[0] == similar[0].strip() else "spaces count"
+        shown = " and ".join(map(repr, similar))
+        return f"it has {shown}, and {counts}: pass --{role}-col {shlex.quote(similar[0])}"
     shown = ", ".join(field or "(empty)" for field in fields)
     return f"it has {shown}: name it with --{role}-col"
