@@ -125,8 +125,9 @@ def at(values: list[float], share: float) -> float:
 
 def main() -> None:
     from playwright.sync_api import sync_playwright
-    from serve_load import make_run, serve
+    from serve_load import make_run
 
+    from trope.bench.server import serve
     from trope.environment import describe
 
     parser = argparse.ArgumentParser()

@@ -1,6 +1,7 @@
 """Requests a second over HTTP: `trope serve`, and LitServe around `Recommender`, with the demo's model on two cores.
 
     python benchmarks/serve_http.py --out results/serve_http.json      # needs litserve, which trope itself does not
+    python benchmarks/serve_http.py --run runs/demo/trope --out results/serve_http_demo.json    # after make demo
 
 64 clients ask for known users, ten items each, and ask again when the answer is there. Both servers find the users'
 histories in the same dataset. `trope serve` has been asked for every user three times before, as a server that has been
@@ -17,35 +18,27 @@ import json
 import statistics
 import sys
 import tempfile
-import urllib.request
 from pathlib import Path
 
 import numpy as np
-from serve_load import END, USERS, Server, free_port, load, make_run, serve
+from serve_load import free_port, make_run
 
+from trope.bench.load import load
+from trope.bench.serve import warm_up
+from trope.bench.server import Server, serve
+from trope.data.stream import data_of_run
 from trope.environment import describe
 
 LITSERVE = Path(__file__).with_name("serve_litserve.py")
 TIMEOUTS, WORKERS = (0.0, 0.005, 0.02), (1, 2)
 
 
-def bodies(folder: Path, moment: int | None) -> Path:
-    """Questions for users drawn at random; the moment is now where None."""
-    users = np.random.default_rng(1).integers(1, USERS + 1, 20_000)
-    asked = {} if moment is None else {"moment": moment}
-    path = folder / f"bodies-{moment}.jsonl"
-    path.write_text("".join(json.dumps({"user_id": int(user), "k": 10, **asked}) + "\n" for user in users))
+def bodies(folder: Path, users: list[int], moment: int) -> Path:
+    """Questions for users drawn at random."""
+    drawn = np.random.default_rng(1).choice(users, 20_000)
+    path = folder / "bodies.jsonl"
+    path.write_text("".join(json.dumps({"user_id": int(user), "k": 10, "moment": moment}) + "\n" for user in drawn))
     return path
-
-
-def warm_up(url: str) -> None:
-    """Ask for every user three times, in lists."""
-    for _ in range(3):
-        for first in range(1, USERS + 1, 256):
-            asked = [{"user_id": user, "moment": END + 86_400} for user in range(first, min(first + 256, USERS + 1))]
-            headers = {"Content-Type": "application/json"}
-            request = urllib.request.Request(f"{url}/recommend", json.dumps(asked).encode(), headers, method="POST")
-            urllib.request.urlopen(request, timeout=60).read()
 
 
 def main() -> None:
@@ -55,16 +48,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--model", default="trope")
+    parser.add_argument("--run", type=Path, help="a run with integer users; default: generated, of the demo's size")
     parser.add_argument("--skip-litserve", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    run, rows = make_run(given.folder, given.model), []
-    asked = bodies(given.folder, END + 86_400)
+    run, rows = given.run or make_run(given.folder, given.model), []
+    data = data_of_run(run)
+    ids = data.ids("user_ids")
+    assert ids is not None
+    users, moment = [int(user) for user in ids.to_list()], data.time_span[1] + 86_400
+    given.folder.mkdir(parents=True, exist_ok=True)
+    asked = bodies(given.folder, users, moment)
 
     def measure(turn: int, name: str, server: Server, path: str) -> None:
         try:
             if path == "/recommend":
-                warm_up(server.url)
+                warm_up(server.url, [{"user_id": user, "moment": moment} for user in users])
             before = server.cpu_seconds()
             row = load(server.url, path, asked, given.clients, given.seconds)
             # The load's warm-up second is in the server's time too.
@@ -84,7 +83,7 @@ def main() -> None:
             for timeout in TIMEOUTS:
                 command = [sys.executable, str(LITSERVE), str(run), str(free_port()), str(timeout), str(workers)]
                 name = f"LitServe, {workers} workers, timeout {1000 * timeout:.0f} ms"
-                measure(turn, name, Server(command, r"running on (http://\S+)"), "/predict")
+                measure(turn, name, Server(command, r"running on (http://\S+)", threads=1), "/predict")
     rates: dict[str, list[float]] = {}
     for row in rows:
         rates.setdefault(row["server"], []).append(row["rate"])
@@ -93,7 +92,8 @@ def main() -> None:
     if theirs:
         print(f"medians: trope serve answers {medians['trope serve'] / max(theirs):.1f}x the requests of LitServe")
     if given.out:
-        found = {"environment": describe(), "model": given.model, "rows": rows}
+        source = "generated" if given.run is None else given.run.name
+        found = {"environment": describe(), "model": given.model, "run": source, "rows": rows}
         given.out.write_text(json.dumps(found, indent=2) + "\n")
 
 

@@ -20,7 +20,9 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from serve_load import END, Server, make_run, serve
+from serve_load import END, make_run
+
+from trope.bench.server import Server, serve
 
 THREADS = 16
 

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from serve_load import END, USERS, make_run, serve
+from serve_load import END, USERS, make_run
+
+from trope.bench.server import serve
 
 
 class Connection:

@@ -23,6 +23,7 @@ from typing import Any
 
 from table_parts import ROOT, markdown, rows
 from tables_export import EXPORT, EXPORT_VALUES
+from tables_h200 import H200_VALUES
 from tables_online import ONLINE
 from tables_replay import REPLAY_VALUES
 from tables_scale import SCALE, SCALE_VALUES
@@ -279,7 +280,13 @@ SETS = {
     "ml-1m": "MovieLens 1M, leave-one-out as published",
 }
 SHOPS = ("calendar-shop", "calendar-shop-none")
-MORE = ("amazon-grocery-5core-2014-holdout-stale", "online-retail-ii-november", "ml-1m-large")
+MORE = (
+    "amazon-grocery-5core-2014-holdout-stale",
+    "online-retail-ii-november",
+    "ml-1m-large",
+    "checkins",
+    "films-small",
+)
 ABLATED = ("globo-news-holdout", "globo-news", "amazon-grocery-5core-2014-holdout", "amazon-grocery-5core-2014")
 TABLES: dict[str, Callable[[], str]] = {
     **SPEED,
@@ -300,6 +307,25 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+def of_model(name: str, model: str) -> str:
+    """A model's cell of the headline table, without its interval."""
+    found = compared(name)
+    return f"{100 * found['systems'][model][f'{hit(found)}@10']['mean']:.2f}"
+
+
+def of_counting(name: str, baseline: str | None = None) -> str:
+    """Counting's cell of the headline table: the best of them, or one."""
+    found = compared(name)
+    values = {each: of[f"{hit(found)}@10"] for each, of in found["baselines"].items()}
+    return f"{100 * (max(values.values()) if baseline is None else values[baseline]):.2f}"
+
+
+def baskets_served(server: str) -> str:
+    """Requests a second with the demo's own baskets: of `trope serve`, or of the best setting of LitServe."""
+    rows = json.loads((ROOT / "results" / "serve_http_demo.json").read_text())["rows"]
+    return f"{max(row['rate'] for row in rows if row['server'].startswith(server)):,.0f}"
+
+
 def streamed(name: str = "streaming") -> dict[str, Any]:
     """What `benchmarks/streaming.py` measured, or `benchmarks/streaming_pulse.py`."""
     return json.loads((ROOT / "results" / f"{name}.json").read_text())
@@ -311,9 +337,16 @@ def pulse_streamed(part: str) -> str:
 
 
 VALUES: dict[str, Callable[[], str]] = {
+    **{f"{name}-{model}": partial(of_model, name, model) for name in SETS for model in HEADLINE_MODELS},
+    **{f"checkins-{model}": partial(of_model, "checkins", model) for model in ("trope", "sasrec")},
+    **{f"{name}-counting": partial(of_counting, name) for name in SETS},
+    **{f"{name}-again": partial(of_counting, name, "again") for name in (*SETS, "checkins")},
     **EXPORT_VALUES,
+    **H200_VALUES,
     **REPLAY_VALUES,
     **SCALE_VALUES,
+    "baskets-trope": partial(baskets_served, "trope serve"),
+    "baskets-litserve": partial(baskets_served, "LitServe"),
     "prepare-minutes": lambda: f"{prepared('wall_s') / 60:.1f}",
     "prepare-memory": lambda: f"{prepared('peak_memory_gib'):.1f}",
     "stream-events": lambda: f"{streamed()['events'] / 1e6:,.0f}",

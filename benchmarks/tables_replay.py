@@ -9,6 +9,7 @@ from table_parts import read
 
 WAYS = {"stale": "stale", "counts": "counts only", "update": "update", "retrain": "retrain"}
 FILE, BEFORE = "replay-globo-quarter.json", "replay-globo-quarter-before.json"
+UNFITTED, WHOLE = "replay-globo-quarter-unfitted.json", "replay-globo-h200-before.json"
 
 
 def percent(way: str, records: list[dict[str, Any]]) -> str:
@@ -18,17 +19,25 @@ def percent(way: str, records: list[dict[str, Any]]) -> str:
     return f"{100 * found / sum(users):.2f}"
 
 
-def retrained() -> list[dict[str, Any]]:
-    """The ticks right after a retraining."""
-    return [record for record in read(FILE)["records"] if record["spent"]["retrain"]["steps"]]
+def retrained(name: str) -> list[dict[str, Any]]:
+    """The ticks right after a retraining, in a replay of the same day with or without one."""
+    ticks = {record["tick"] for record in read(UNFITTED)["records"] if record["spent"]["retrain"]["steps"]}
+    return [record for record in read(name)["records"] if record["tick"] in ticks]
 
 
-def share() -> str:
-    """Steps of an update, in percent of a retraining's."""
-    spent = [record["spent"] for record in read(FILE)["records"]]
-    steps = {way: [each[way]["steps"] for each in spent if each[way]["steps"]] for way in ("update", "retrain")}
-    update, retrain = (sum(found) / len(found) for found in steps.values())
-    return f"{100 * update / retrain:.1f}"
+def share(updated: str, retrained: str) -> str:
+    """Steps of an update in one file, in percent of a retraining's in another."""
+
+    def mean(name: str, way: str) -> float:
+        steps = [record["spent"][way]["steps"] for record in read(name)["records"]]
+        return sum(steps) / sum(step > 0 for step in steps)
+
+    return f"{100 * mean(updated, 'update') / mean(retrained, 'retrain'):.1f}"
+
+
+def kept(records: list[dict[str, Any]]) -> str:
+    """What an update has of a retraining's recall, in percent."""
+    return f"{100 * float(percent('update', records)) / float(percent('retrain', records)):.1f}"
 
 
 def lost() -> str:
@@ -38,8 +47,18 @@ def lost() -> str:
 
 
 REPLAY_VALUES: dict[str, Callable[[], str]] = {
-    **{f"replay-{name}": lambda way=way: percent(way, read(FILE)["records"]) for name, way in WAYS.items()},
-    **{f"replay-fresh-{name}": lambda way=way: percent(way, retrained()) for name, way in WAYS.items()},
-    "replay-share": share,
+    **{
+        f"replay-{name}": lambda way=way: percent(way, read(UNFITTED if way == "retrain" else FILE)["records"])
+        for name, way in WAYS.items()
+    },
+    **{
+        f"replay-fresh-{name}": lambda way=way: percent(way, retrained(UNFITTED if way == "retrain" else FILE))
+        for name, way in WAYS.items()
+    },
+    "replay-unfitted": lambda: percent("update", read(UNFITTED)["records"]),
+    **{f"replay-whole-{name}": lambda way=way: percent(way, read(WHOLE)["records"]) for name, way in WAYS.items()},
+    "replay-share": lambda: share(FILE, UNFITTED),
+    "replay-whole-kept": lambda: kept(read(WHOLE)["records"]),
+    "replay-whole-share": lambda: share(WHOLE, WHOLE),
     "replay-lost": lost,
 }

@@ -73,7 +73,7 @@ def test_every_user_is_written_at_every_moment(run: Path, log: list[Any], tmp_pa
         np.testing.assert_allclose(part["score"], wanted["score"], atol=1e-6)
     assert {"Milk, 1 l", "item 3"} <= set(found["name"])
     assert "u99" not in set(found[seconds == MIDDLE]["user_id"]) and "u99" in set(found["user_id"])
-    assert "41 answers to 21 users" in result.output and "1 times a user had no event" in result.output
+    assert "41 answers to 21 users" in result.output and "1 time a user had no event" in result.output
 
 
 def test_an_event_at_the_moment_is_not_history(run: Path, data: Sequences, log: list[Any]) -> None:

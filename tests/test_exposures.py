@@ -168,15 +168,19 @@ def test_a_failing_disk_is_said_and_rows_wait(tmp_path: Path, monkeypatch: pytes
     assert read(tmp_path) == [exposure(number) for number in range(10)]
 
 
-def test_a_file_that_cannot_be_written_keeps_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError("malloc of size 4 failed")])
+def test_a_file_that_cannot_be_written_keeps_its_journal(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(exposure_log, "_RETRY", 0.01)
     monkeypatch.setattr(exposure_log, "write_parquet", full)
     log = ExposureLog(tmp_path, rows=1)
     log.add([exposure(1)])
     wait_until(lambda: log.failure)
+    assert type(error).__name__ in str(log.failure)
     log.close()
     assert not list(tmp_path.glob("*.parquet"))
     monkeypatch.undo()
@@ -198,6 +202,7 @@ def test_an_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.started == 100
     assert read_experiment(tmp_path) == Experiment("spring", {"a": 0.25, "b": 0.75}, 100, "spring")
     assert [again.arm_of(str(user)) for user in range(50)] == [first.arm_of(str(user)) for user in range(50)]
+    assert open_experiment(tmp_path, "spring", {"b": 3, "a": 1}, now=999).control == "a"
 
 
 def test_servers_that_begin_together_agree_on_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,19 @@ def test_a_user_is_found_by_typing(page: Any, server: Process) -> None:
     assert lists(page)[0] == ids(ask(page, server, 0, user_id="u11"))
 
 
+def test_the_list_of_users_closes_when_an_id_is_asked_for(page: Any) -> None:
+    for pause in (0, 500):  # before the list has opened, and after
+        page.click("#user")
+        page.keyboard.type("u12")
+        page.wait_for_timeout(pause)
+        with page.expect_response("**/timeline"):
+            page.keyboard.press("Enter")
+        loaded(page)
+        page.wait_for_timeout(300)
+        assert page.is_hidden("#users") and page.get_attribute("#user", "aria-expanded") == "false"
+        page.click("h1")
+
+
 def test_a_pasted_history_is_asked_for(page: Any, server: Process) -> None:
     page.check("[name=kind][value=history]", force=True)
     page.fill("#history", 'item,time\nitem 3,2021-03-01\n"item 7",1614700000\n')
@@ -343,6 +356,12 @@ def test_a_key_is_asked_for_and_used(browser: Any, server: Process, tmp_path: Pa
     try:
         page.goto(f"{locked.url}/")
         page.wait_for_selector("#key-form:not([hidden])")
+        page.check("[name=kind][value=history]", force=True)
+        page.fill("#history", "item 3,2021-03-01")
+        with page.expect_response("**/model*"):
+            page.click("#question button[type=submit]")
+        page.check("[name=kind][value=user]", force=True)
+        assert page.is_visible("#key-form") and "API key" in page.text_content("#problem")
         page.fill("#key", key)
         page.keyboard.press("Enter")
         page.wait_for_selector(FIRST)
@@ -350,3 +369,20 @@ def test_a_key_is_asked_for_and_used(browser: Any, server: Process, tmp_path: Pa
     finally:
         page.close()
         locked.end()
+
+
+def test_a_server_that_was_away_is_asked_again(browser: Any, server: Process) -> None:
+    page = browser.new_page()
+    page.route("**/model*", lambda route: route.abort())
+    page.goto(f"{server.url}/")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert page.text_content("#problem") == "The server does not answer. Is it still running?"
+    page.unroute("**/model*")
+    page.click("#question button[type=submit]")
+    page.wait_for_selector(FIRST)
+    assert page.is_hidden("#problem")
+    page.route("**/timeline", lambda route: route.fulfill(status=502, body="<html>Bad gateway</html>"))
+    page.click("#question button[type=submit]")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert "with status 502, is not from trope" in page.text_content("#problem")
+    page.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -406,10 +407,11 @@ def test_health_model_and_metrics(client: Any) -> None:
 def test_a_key_is_asked_for(pulse_run: Path, tmp_path: Path) -> None:
     with client_of(pulse_run, tmp_path / "s", keys=("k" * 16, "another key of mine")) as client:
         assert client.get("/health").status_code == client.get("/ready").status_code == 200
-        for headers in ({}, {"x-api-key": "k" * 15}, {"authorization": "Bearer wrong"}):
+        refused = ({}, {"x-api-key": "k" * 15}, {"authorization": "Bearer wrong"}, {"authorization": "k" * 16})
+        for headers in refused:
             assert client.get("/model", headers=headers).status_code == 401
             assert client.post("/recommend", json={"user_id": "u01"}, headers=headers).status_code == 401
-        for headers in ({"x-api-key": "k" * 16}, {"authorization": "Bearer another key of mine"}):
+        for headers in ({"x-api-key": "k" * 16}, {"authorization": "bearer another key of mine"}):
             assert client.get("/model", headers=headers).status_code == 200
 
 
@@ -437,6 +439,21 @@ def test_a_token_bucket_fills_again() -> None:
     assert buckets.take("b")
     clock[0] = 1.0
     assert [buckets.take("a") for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_log_that_cannot_be_written_stops_nobody(pulse_run: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    store = SqliteStore(tmp_path / "s")
+    app = make_app({"": Served.open(pulse_run, None, store, HISTORY, "cpu")}, store, Options(device="cpu"), Log())
+    full = open("/dev/full", "w")  # noqa: SIM115, closing it would raise what was not written
+    monkeypatch.setattr(sys, "stderr", full)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        for _ in range(3):
+            assert listed(ask(client, user_id="u01"))
+        assert client.get("/model").status_code == 200
+    assert not (tmp_path / "s-wal").exists(), "the store was closed"
+    with pytest.raises(OSError, match="space"):
+        full.close()
 
 
 def test_a_full_queue_says_try_again(pulse_run: Path, tmp_path: Path) -> None:
@@ -501,6 +518,30 @@ def test_events_that_the_dataset_has_already_are_not_twice(pulse_run: Path, data
     )
     with client_of(pulse_run, store) as client, client_of(pulse_run, tmp_path / "empty") as other:
         assert ask(client, user_id="u01", moment=NOW) == ask(other, user_id="u01", moment=NOW)
+
+
+def test_nor_if_they_are_told_while_the_user_is_in_memory(client: Any, data: Any) -> None:
+    items, times, _ = data.whole_histories(*(_first_user(data)))
+    ids = data.ids("item_ids")
+    asked = {"user_id": "u01", "moment": NOW, "k": 15, "explain": True}
+    before = ask(client, **asked)
+    tell(client, *[("u01", ids[item - 1], when) for item, when in zip(items.tolist(), times.tolist(), strict=True)])
+    assert ask(client, **asked) == before
+    tell(client, ("u01", ids[int(items[-1]) % 15], int(times[-1])))
+    assert ask(client, **asked) != before, "what the dataset does not hold is history"
+
+
+def test_an_event_that_another_server_stored_is_not_twice(data: Any, pulse_run: Path, tmp_path: Path) -> None:
+    """It comes between following the store and reading the user's events, and the dataset holds it already."""
+    store = SqliteStore(tmp_path / "s")
+    served = Served.open(pulse_run, None, store, HISTORY, "cpu")
+    items, times, _ = data.whole_histories(*(_first_user(data)))
+    event = Event("u01", data.ids("item_ids")[int(items[-1]) - 1], int(times[-1]))
+    store.append([[event]])
+    before = len(served.people.get(["u01"])[0].items)
+    served.follow()
+    assert len(served.people.get(["u01"])[0].items) == before == len(items)
+    store.close()
 
 
 def _first_user(data: Sequences) -> Any:

@@ -6,14 +6,20 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
 from patience import PATIENCE
 
 from trope.server.limits import Limits
 from trope.server.metrics import Metrics
 from trope.server.queue import BatchQueue
-from trope.server.worker import Call, Deliver, Job
+from trope.server.refusal import Refused
+from trope.server.schema import Event
+from trope.server.store import StoreError
+from trope.server.worker import TOGETHER, Call, Deliver, Job, Outcome, Post, Worker
 
 LONG = PATIENCE
 
@@ -101,3 +107,42 @@ def test_an_end_while_it_waits_answers_what_is_there() -> None:
     began = time.monotonic()
     assert run(LONG, talk).sizes == [1, 5, 1]
     assert time.monotonic() - began < LONG / 2
+
+
+class Counting:
+    """A store that notes how many events it gets at a time, and fails from some time on."""
+
+    def __init__(self, fails_at: int) -> None:
+        self.sizes: list[int] = []
+        self.fails_at = fails_at
+
+    def append(self, posts: Sequence[Sequence[Event]]) -> list[int]:
+        self.sizes.append(sum(map(len, posts)))
+        if len(self.sizes) == self.fails_at:
+            raise StoreError("the store is gone")
+        return [len(post) for post in posts]
+
+
+class NoModel:
+    version = "none"
+    recommender = SimpleNamespace(device=torch.device("cpu"))
+
+    def follow(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("fails_at", [0, 3])
+def test_large_posts_are_stored_in_parts(fails_at: int) -> None:
+    """A store that takes seconds for all of them would be given up, though it stores them."""
+    store, found = Counting(fails_at), {}
+    worker = Worker({"": NoModel()}, store, Metrics())  # type: ignore[dict-item, arg-type]
+    sizes = [10, TOGETHER // 2, TOGETHER // 2, TOGETHER, TOGETHER // 4, TOGETHER // 4, 7]
+
+    def deliver(outcomes: list[tuple[int, Outcome]]) -> None:
+        found.update(outcomes)
+
+    worker.run([Post([Event("ann", 1, 6)] * size) for size in sizes], deliver)
+    groups = [sizes[:2], sizes[2:3], sizes[3:4], sizes[4:]]
+    assert store.sizes == [sum(group) for group in groups][: fails_at or None]
+    assert [isinstance(found[place], Refused) for place in range(7)] == [bool(fails_at) and x > 2 for x in range(7)]
+    assert (worker.failure is None) == (fails_at == 0)

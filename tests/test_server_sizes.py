@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,11 @@ from serving import NOW, client_of, make_data, make_run
 from starlette.testclient import TestClient
 
 from trope.data.catalogue import Catalogue
+from trope.evaluate.ranking import Cells
+from trope.server.limits import Limits
 from trope.server.popularity import NewItems
+from trope.server.refusal import Refused
+from trope.server.schema import Reader
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +86,56 @@ def test_the_items_of_a_question_are_looked_up_once(client: TestClient, monkeypa
         question = {"user_id": user, "moments": moments(30), **lists}
         assert client.post("/recommend", json=question).status_code == 200
         assert len(calls) <= 3, "not once for each item or moment"
+
+
+def test_what_a_question_leaves_out_is_marked_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each moment, however often the question or the history names it."""
+    marked: list[int] = []
+    leave_out = Cells.leave_out
+
+    def counted(self: Cells, *arguments: Any) -> None:
+        marked.append(len(self.items))
+        leave_out(self, *arguments)
+
+    monkeypatch.setattr(Cells, "leave_out", counted)
+    again = [{"item_id": f"item {place % 3 + 1}", "timestamp": NOW} for place in range(3_000)]
+    for who in ({"user_id": "nobody"}, {"history": again, "filter_seen": "history"}):
+        marked.clear()
+        asked = {**who, "moments": moments(30), "deny": ["item 4", "item 5"] * 5_000}
+        answer = client.post("/recommend", json=asked).json()
+        assert sum(marked) == 30 * (5 if "history" in who else 2)
+        assert not {"item 4", "item 5"} & {item["item_id"] for row in answer["moments"] for item in row["items"]}
+
+
+def test_a_history_is_counted_once_for_all_its_moments(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    unique = np.unique
+
+    def noting(array: Any, **options: Any) -> Any:
+        counted.extend([len(array)] if "return_counts" in options else [])
+        return unique(array, **options)
+
+    monkeypatch.setattr(np, "unique", noting)
+    history = [{"item_id": "item 1", "timestamp": NOW}, {"item_id": "item 2", "timestamp": NOW}]
+    asked = {"history": history, "moments": moments(30), "filter_seen": "history"}
+    assert client.post("/recommend", json=asked).status_code == 200
+    assert counted == [2]
+
+
+@pytest.mark.parametrize("right", [["item"] * 50, [7] * 50])
+def test_items_that_are_right_are_not_looked_at_one_by_one(right: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body may hold two million of them, and nobody is answered meanwhile."""
+    text = isinstance(right[0], str)
+    reader, calls = Reader(text, Limits()), []
+    item = Reader.item
+    monkeypatch.setattr(Reader, "item", lambda *arguments: calls.append(1) or item(*arguments))
+    asked = [{"user_id": "ann", "allow": right, "deny": right}]
+    (question,), _ = reader.questions(json.dumps(asked).encode())
+    assert question.allow == question.deny == right and not calls
+    for wrong in [7, True, "x" * 257, "a\0b", "", None] if text else ["7", True, 2**63, 1.0, None]:
+        asked[0]["deny"] = [*right, wrong]
+        with pytest.raises(Refused, match=r"question 0\.deny\[50\] must"):
+            reader.questions(json.dumps(asked).encode())
 
 
 EVENTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40).map(lambda day: day * 86_400)), max_size=30)

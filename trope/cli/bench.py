@@ -1,4 +1,4 @@
-"""The commands `trope bench kernels`, `trope bench train`, `trope bench eval` and `trope bench cost`."""
+"""The commands `trope bench kernels`, `train`, `eval`, `serve` and `cost`."""
 
 from __future__ import annotations
 
@@ -68,6 +68,23 @@ def evaluate(
     from trope.bench.eval import evaluation_benchmark
 
     evaluation_benchmark(shape, csv, quick)
+
+
+@bench.command()
+def serve(
+    run: Annotated[Path, typer.Argument(help="A run; its dataset has the users that are asked for.")],
+    clients: Annotated[
+        list[int] | None, typer.Option(min=1, help="Clients at a time; may be repeated. Default: 1, 8 and 64.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of each load.")] = 5.0,
+    k: Annotated[int, typer.Option("-k", min=1, help="Items of an answer.")] = 10,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    csv: Annotated[Path | None, typer.Option(help="Also write the table to this CSV file.")] = None,
+) -> None:
+    """Time `trope serve` over HTTP with a run's model: requests a second, latencies, CPU time."""
+    from trope.bench.serve import serving_benchmark
+
+    serving_benchmark(run, tuple(clients or (1, 8, 64)), seconds, k, device, csv)
 
 
 @bench.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,13 +57,14 @@ def evaluate(
     chosen = environment.choose_device(device)
     model, store = model.to(chosen), store.to(chosen)
     max_len = config.model.max_len
-    ours = evaluate_model(model, store, split, config.eval.filter_seen, max_len, progress=True)
+    watched = sys.stderr.isatty()  # a file of bars is of no use
+    ours = evaluate_model(model, store, split, config.eval.filter_seen, max_len, progress=watched)
     results = {run.resolve().name: ours}
     equal: list[str] = []
     if isinstance(store, Sequences):  # the baselines count all events in the order of time
         scorers, batch, seen = baselines(store, split, config), batch_size(store), config.eval.filter_seen
         for name, scorer in scorers.items():
-            results[name] = rank_users(scorer, store, split, seen, max_len, progress=True, batch=batch)
+            results[name] = rank_users(scorer, store, split, seen, max_len, progress=watched, batch=batch)
         equal = equal_baselines(scorers, store, split)
     about = saved_ranks.About.of(store, split, config)
     saved = saved_ranks.save(run, ours, about)
@@ -97,11 +99,11 @@ def _show(results: dict[str, EvalResult], title: str, equal: list[str]) -> None:
 
     from rich.text import Text
 
-    from trope.data.printable import printable
+    from trope.data.printable import counted, printable
     from trope.experiments.report.screen import screen, show_table
 
     summary = _summary(results)
-    counts = f"{summary['users']:,} users, {summary['positives']:,} positives, percent"
+    counts = f"{counted(summary['users'], 'user')}, {counted(summary['positives'], 'positive')}, percent"
     # Names are those of folders, which may look like markup.
     above = Text(f"{printable(title)}\n{counts}", "table.title")
     console, names = screen(), list(map(printable, results))

@@ -29,6 +29,7 @@ def fit(
 
     Nothing is left to test it on; expect what the run measured. Ctrl-C and SIGTERM save the run, as in training.
     """
+    from trope.data.printable import counted
     from trope.data.sequences import Sequences
     from trope.train.fit import fit as run_fit
     from trope.train.fit import match_items, read_recipe
@@ -38,8 +39,8 @@ def fit(
     found, measured = match_items(like, store), measured_in(like)
     if is_first():
         typer.echo(
-            f"every event is training: {store.num_events:,}; {len(recipe.factors)} epochs, as the validation of "
-            f"{measured} chose"
+            f"every event is training: {store.num_events:,}; {counted(len(recipe.factors), 'epoch')}, as the "
+            f"validation of {measured} chose"
         )
         if found.new or found.gone:
             typer.echo(f"items: {found.known:,} of {like}, {found.new:,} new, {found.gone:,} gone")

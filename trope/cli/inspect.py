@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ def inspect(
     from trope.data.inspect import inspect as measure
     from trope.figures.inspect.terminal import show_report
 
-    report = measure(data)
+    report = measure(data, progress=sys.stderr.isatty())
     show_report(report)
     if html is not None:
         from trope.figures.inspect.page import write_page

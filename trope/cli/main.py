@@ -56,6 +56,9 @@ for command in (
     app.command()(command)
 app.add_typer(abtest.abtest, name="abtest")
 app.add_typer(bench.bench, name="bench")
+for known in (*app.registered_commands, *abtest.abtest.registered_commands, *bench.bench.registered_commands):
+    # A line for each paragraph, which the terminal wraps: typer would keep the line breaks of the source.
+    known.help = "\n\n".join(" ".join(part.split()) for part in (known.callback.__doc__ or "").split("\n\n"))
 
 
 def _print_version(value: bool) -> None:

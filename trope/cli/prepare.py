@@ -201,7 +201,9 @@ def _bar() -> Iterator[StageReport]:
     from rich.progress import Progress as Bar
 
     columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(), TaskProgressColumn()]
-    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    # Where nobody watches, rich would leave an empty line in the file.
+    with Bar(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("start", total=None)
 
         def report(stage: str, share: float | None) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def recommend(
-    run: Annotated[Path, typer.Argument(help="A run made by `trope train`.")],
+    run: Annotated[Path, typer.Argument(help="A run made by `trope train`, `trope fit` or `trope update`.")],
     at: Annotated[
         list[str],
         typer.Option(help="The moment: 2017-12-20T18:00:00Z, 2017-12-20 (0:00 UTC), or Unix seconds; may be repeated."),
@@ -42,6 +42,7 @@ def recommend(
     and name where items have names. The file appears when it is whole.
     """
     from trope.data.stream import data_of_run
+    from trope.runs import read_lineage
     from trope.serve.recommender import Recommender, long_after
     from trope.times import parse_moment
 
@@ -61,7 +62,10 @@ def recommend(
         asked = [(moment, _histories(*found, users, moment)) for moment in moments]
         for number, (moment, histories) in enumerate(asked):
             _print(recommender, histories, users, moment, k, filter_seen, first=number == 0)
-    note = long_after(recommender.model.time_span, max(moments))
+    first, last = recommender.model.time_span
+    if read_lineage(run) is not None:  # it has learned every event of its dataset, also those after the first training
+        last = max(last, dataset.meta["time_span"]["all"][1])
+    note = long_after((first, last), max(moments))
     if note is not None:
         typer.secho(f"trope: {note}", err=True)
 
@@ -86,6 +90,7 @@ def _write_all(
     from tqdm import tqdm
 
     from trope.data.answers import answer_file
+    from trope.data.printable import counted
     from trope.serve.batch import measure_index, recommend_all
     from trope.serve.index import WORTH_IT
 
@@ -110,9 +115,11 @@ def _write_all(
             raise ValueError(
                 "no user has an event before the moment, so there is nothing to write; ask for a later --at"
             )
-    typer.echo(f"wrote {out}: {file.rows:,} rows, {total - skipped:,} answers to {data.num_users:,} users")
+    typer.echo(f"wrote {out}: {counted(file.rows, 'row')}, {counted(total - skipped, 'answer')} to "
+               f"{counted(data.num_users, 'user')}")  # fmt: skip
     if skipped:
-        typer.secho(f"trope: {skipped:,} times a user had no event before the moment, and got no rows", err=True)
+        times = counted(skipped, "time")
+        typer.secho(f"trope: {times} a user had no event before the moment, and got no rows", err=True)
 
 
 def _print(
@@ -129,14 +136,15 @@ def _print(
     from rich.console import Console
     from rich.text import Text
 
-    from trope.data.printable import printable
+    from trope.data.printable import counted, printable
     from trope.times import say_minute
 
     ranking = recommender.rank(histories, np.full(len(users), moment), k, filter_seen)
     console = Console()
     for row, name in enumerate(users):
         times = histories.times[histories.offsets[row] : histories.offsets[row + 1]]
-        title = f"user {name} at {say_minute(moment)}, from {len(times):,} events until {say_minute(int(times[-1]))}"
+        known = f"{counted(len(times), 'event')} until {say_minute(int(times[-1]))}"
+        title = f"user {name} at {say_minute(moment)}, from {known}"
         if row or not first:
             console.print()
         console.print(Text(printable(title), "italic"), soft_wrap=True)

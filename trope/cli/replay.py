@@ -107,7 +107,7 @@ def _train(
 ) -> Path:
     """Train until the first tick: validation chooses the epochs, and a refit learns its events too."""
     from trope.cli.train import resolve_config
-    from trope.experiments.replay import TRAINING, ticks_to_replay
+    from trope.experiments.replay import TRAINING, check_training, ticks_to_replay
     from trope.settings import with_settings
     from trope.train.loop import Interrupted, train
 
@@ -115,6 +115,7 @@ def _train(
     run = out / TRAINING
     model, file, settings = asked
     config = with_settings(resolve_config(model, file, settings, run, data, device), ["train.refit=true"])
+    check_training(out, config)
     try:
         train(data, config, run, device, resume=True, progress=progress)
     except Interrupted:

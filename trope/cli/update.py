@@ -77,6 +77,7 @@ def _update(
 
     from trope.atomic import atomic_folder
     from trope.data.extend import extend, read_folder, write_extended
+    from trope.data.printable import counted
     from trope.data.sequences import Sequences
     from trope.runs import OWN_DATA
     from trope.train.divergence import Diverged
@@ -94,12 +95,12 @@ def _update(
     # The parent's own test events are new to its model as well.
     fresh_N = (place_N < 0) | ~learned_events(run, old, recipe)[place_N.clamp(min=0)]
     typer.echo(
-        f"{extended.added:,} new events ({extended.repeated:,} more were known), {extended.new_users:,} new users, "
-        f"{extended.new_items:,} new items"
+        f"{counted(extended.added, 'new event')} ({extended.repeated:,} more known already), "
+        f"{counted(extended.new_users, 'new user')}, {counted(extended.new_items, 'new item')}"
     )
     late = int(fresh_N.sum()) - extended.added
     if late:
-        typer.echo(f"{late:,} events of the validation and test of {run} are learned too")
+        typer.echo(f"learned too: {counted(late, 'event')} of the validation and test of {run}")
     with atomic_folder(out.absolute(), _refuse_filled) as folder:
         where = data_out or folder / OWN_DATA
         write_extended(extended, old.meta, Path(events).name, where)
@@ -114,8 +115,14 @@ def _update(
         for file in inside.iterdir():
             file.rename(folder / file.name)
         inside.rmdir()
+    if lineage["pulse_requests"]:
+        typer.echo(
+            f"the pulse was fitted to {counted(lineage['pulse_requests'], 'request')} of the new events before they "
+            "were learned"
+        )
     typer.echo(
-        f"{out} is ready to serve: {lineage['steps']:,} steps from {run}. Its dataset: {data_out or out / OWN_DATA}"
+        f"{out} is ready to serve: {counted(lineage['steps'], 'step')} from {run}. "
+        f"Its dataset: {data_out or out / OWN_DATA}"
     )
 
 

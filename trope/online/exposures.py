@@ -126,7 +126,8 @@ def open_experiment(folder: Path, name: str, arms: Mapping[str, float], now: int
             f"experiment {name} in {folder} has the shares {_said(old)}, got {_said(new)}; keep them, or name another "
             "folder with --exposures: users of an old arm stay in it or move to a new one"
         )
-    return Experiment(name, new.arms, old.started, old.salt)
+    # In the order of the file: its first arm is the control, in whatever order a restart names them.
+    return Experiment(name, {arm: new.arms[arm] for arm in old.arms}, old.started, old.salt)
 
 
 def _are_equal(one: dict[str, float], other: dict[str, float]) -> bool:

@@ -14,9 +14,9 @@ from trope.serve.histories import Histories
 def check_request(k: int, filter_seen: str, within: int) -> None:
     """Refuse what is no number of items, no filter, or no time ahead."""
     check_choice("filter_seen", filter_seen, FILTERS)
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise ValueError(f"k must be a whole number from 1, got {k!r}")
-    if isinstance(within, bool) or not isinstance(within, int) or within < 0:
+    if isinstance(within, bool) or not isinstance(within, int | np.integer) or within < 0:
         raise ValueError(f"within must be a whole number of seconds from 0, got {within!r}")
 
 

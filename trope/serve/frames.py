@@ -13,6 +13,8 @@ import narwhals.stable.v2 as nw
 import numpy as np
 import numpy.typing as npt
 
+from trope.data.printable import counted
+from trope.serve.histories import Ranking
 from trope.times import Moment, parse_moment
 
 USER, ITEM, TIME = "user_id", "item_id", "timestamp"
@@ -36,25 +38,31 @@ class Events:
     ticks: npt.NDArray[np.int64]
 
 
-def read_events(native: Any, text_items: bool) -> Events:
+def read_events(native: Any, text_items: bool, may_be_empty: bool = False) -> Events:
     """Read a DataFrame of events with columns user_id, item_id and timestamp.
 
-    text_items: whether the catalogue's item ids are text; integers otherwise.
+    text_items: whether the catalogue's item ids are text; integers otherwise. may_be_empty: else no event is refused.
     """
     try:
         frame = nw.from_native(native, eager_only=True)
     except TypeError:
-        raise ValueError(
-            f"events must be a pandas or polars DataFrame or an Arrow table, got {type(native).__name__}; "
-            "collect a lazy frame first"
-        ) from None
+        kind = type(native).__name__
+        advice = "; collect it first" if kind == "LazyFrame" else ""
+        raise ValueError(f"events must be a pandas or polars DataFrame or an Arrow table, got {kind}{advice}") from None
+    except nw.exceptions.DuplicateError:
+        raise ValueError("events has two columns of one name; leave one of them out") from None
     for column in (USER, ITEM, TIME):
         if column not in frame.columns:
-            raise ValueError(f"events must have a column {column!r}, got {', '.join(frame.columns)}; rename yours")
+            has = ", ".join(frame.columns) or "none"
+            raise ValueError(f"events must have a column {column!r}, got {has}; rename yours")
         if frame[column].null_count():
-            raise ValueError(f"events has {frame[column].null_count():,} rows without {column}; drop them")
-    if len(frame) == 0:
+            without = counted(frame[column].null_count(), "row")
+            raise ValueError(f"events has {without} without {column}; drop them")
+    if len(frame) == 0 and not may_be_empty:
         raise ValueError("events is empty; give at least one event of each user to recommend for")
+    if len(frame) == 0:  # its columns may be of any type
+        nothing = np.empty(0, np.int64)
+        return Events(frame, [], nothing, [], nothing, nothing)
     _check_items(frame[ITEM], text_items)
     places: dict[int | str, int] = {}
     rows = [places.setdefault(user, len(places)) for user in frame[USER].to_list()]
@@ -89,21 +97,24 @@ def moments_per_user(t_now: Moment | Mapping[int | str, Moment], users: Sequence
 
 def write_recommendations(
     events: Events,
-    rows: npt.NDArray[np.int64],
+    ranking: Ranking,
     items: list[int | str],
-    scores: npt.NDArray[np.float32],
-    ranks: npt.NDArray[np.int64],
     more: Mapping[str, list[str]],
+    text_items: bool,
 ) -> Any:
     """A DataFrame of the events' kind with user_id (typed as it came), item_id, score and rank, and `more` columns.
 
-    rows: each recommendation's user as a place in `events.users`.
+    ranking: its rows are places in `events.users`. items: its items' original ids. text_items: as in `read_events`.
     """
     _, first_events = np.unique(events.rows, return_index=True)
-    users = events.frame[USER][first_events[rows].tolist()]
+    users = events.frame[USER][first_events[ranking.rows].tolist()]
     backend = events.frame.implementation
-    table = nw.from_dict({ITEM: items, SCORE: scores.tolist(), RANK: ranks.tolist(), **more}, backend=backend)
-    table = table.with_columns(users.alias(USER), nw.col(SCORE).cast(nw.Float32))
+    columns = {ITEM: items, SCORE: ranking.scores.tolist(), RANK: ranking.ranks.tolist(), **more}
+    table = nw.from_dict(columns, backend=backend)
+    # Said here, since a column without values has no type of its own.
+    kinds = {ITEM: nw.String if text_items else nw.Int64, SCORE: nw.Float32, RANK: nw.Int64}
+    kinds |= dict.fromkeys(more, nw.String)
+    table = table.with_columns(users.alias(USER), *(nw.col(name).cast(kind) for name, kind in kinds.items()))
     return table.select(USER, ITEM, SCORE, RANK, *more).to_native()
 
 
@@ -113,8 +124,8 @@ def refuse_unknown(events: Events, dense: npt.NDArray[np.int64], known: int) -> 
     examples = list(dict.fromkeys(events.items[place] for place in where.tolist()))
     shown = ", ".join(repr(item) for item in examples[:3]) + (", ..." if len(examples) > 3 else "")
     raise ValueError(
-        f"events has {len(where):,} rows with {len(examples):,} items that are not among the model's {known:,}: "
-        f"{shown}; pass unknown_items='drop' to leave them out, or train on data that has them"
+        f"events has {counted(len(where), 'row')} with {counted(len(examples), 'item')} not among the model's "
+        f"{known:,}: {shown}; pass unknown_items='drop' to leave them out, or train on data that has them"
     )
 
 
@@ -131,6 +142,10 @@ def _check_items(items: nw.Series[Any], text: bool) -> None:
 def _seconds(times: nw.Series[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Unix seconds, and the column's own finer ticks; a datetime without a zone is UTC, as `trope prepare` reads it."""
     kind = times.dtype
+    if kind == nw.Unknown and getattr(times.to_native().dtype, "tz", None) is not None:
+        # pandas in a zone whose name Narwhals does not read: America/New_York, Etc/GMT+3.
+        times = nw.from_native(times.to_native().dt.tz_convert("UTC"), series_only=True)
+        kind = times.dtype
     if isinstance(kind, nw.Datetime):
         ticks = times.dt.timestamp("us").to_numpy().astype(np.int64)
         return ticks // _MICROSECONDS, ticks

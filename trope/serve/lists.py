@@ -39,8 +39,9 @@ def known_items(catalogue: Catalogue, originals: Iterable[Any] | None, name: str
     """Dense ids of the items of a list that the model knows; name: of the list, for messages."""
     if originals is None:
         return None
-    if isinstance(originals, str | bytes):
-        raise ValueError(f"{name} must be a list of item ids, got the text {originals!r}; put it into a list")
+    if isinstance(originals, str | bytes) or not isinstance(originals, Iterable):
+        what = "the text " if isinstance(originals, str | bytes) else ""
+        raise ValueError(f"{name} must be a list of item ids, got {what}{originals!r}; put it into a list")
     found = [item.item() if isinstance(item, np.generic) else item for item in originals]
     kind = str if catalogue.is_text else int
     wrong = next((item for item in found if not isinstance(item, kind) or isinstance(item, bool)), None)

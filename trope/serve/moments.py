@@ -14,12 +14,19 @@ from torch import Tensor
 
 from trope.data.windows import flatten_ranges, last_events, seen_counts
 from trope.evaluate.ranking import Cells
+from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.memory import Memory
+from trope.models.recommender import SequentialRecommender
 from trope.rotary.checks import check_time_values
 from trope.serve.lists import LeftOut
 
 if TYPE_CHECKING:
     from trope.serve.recommender import Histories, Recommender
+
+# Positions of the histories that a network encodes together, where these are more than USERS_AT_A_TIME: a GPU ranks
+# thousands of users together, whatever the length of their histories. At width 512 the network's tensors then take
+# about 13 GB in float32. A bound on memory, not tuned.
+POSITIONS = 1 << 19
 
 
 class MomentRanking(NamedTuple):
@@ -48,7 +55,8 @@ def rank_moments(
     most, (B, M) = recommender.rows_at_a_time, moments.shape
     found_items = np.zeros((B, M, k), np.int64)
     found_scores = np.zeros((B, M, k), np.float32)
-    for users in torch.arange(B).split(B if memory is not None else max(1, most // M)):
+    at_a_time = max(1, min(most // M, histories_together(max_len)))
+    for users in torch.arange(B).split(B if memory is not None else at_a_time):
         begins, ends = offsets[users], offsets[users + 1]
         history = last_events(items, times, begins, ends, min(max_len, int((ends - begins).max())))
         looked = _Outputs(recommender, history, memory)
@@ -57,8 +65,10 @@ def rank_moments(
             begins_R, ends_R = (x.repeat_interleave(len(places)) for x in (begins, ends))
             seen = flatten_ranges(ends_R - seen_counts(ends_R - begins_R, max_len, filter_seen), ends_R)
             cells = Cells(seen.rows_T.to(recommender.device), items[seen.places_T].long().to(recommender.device))
-            events = flatten_ranges(begins_R, ends_R)
-            whole = items[events.places_T], times[events.places_T], events.offsets_B
+            whole = None
+            if recommender.live is not None:  # else nobody reads more than the network looks at
+                events = flatten_ranges(begins_R, ends_R)
+                whole = items[events.places_T], times[events.places_T], events.offsets_B
             t_now_R = here.flatten().to(recommender.device)
             best = recommender.best_of(looked.at(here), whole, t_now_R, k, LeftOut(cells, None), within)
             grid = np.ix_(users.numpy(), places.numpy())
@@ -82,7 +92,21 @@ class _Outputs:
         if self.memory is not None:
             return self.memory.look(moments).flatten(0, 1)
         items, times, lengths = (x.repeat_interleave(moments.shape[1], dim=0) for x in self.history)
-        return self.model.encode_last(items, times, lengths, moments.flatten().to(self.device)).float()
+        return encode_last(self.model, items, times, lengths, moments.flatten().to(self.device))
+
+
+def histories_together(length: int) -> int:
+    """How many histories of so many events a network encodes together."""
+    return max(USERS_AT_A_TIME, POSITIONS // max(1, length))
+
+
+def encode_last(
+    model: SequentialRecommender, items_BL: Tensor, times_BL: Tensor, lengths_B: Tensor, t_now_B: Tensor
+) -> Tensor:
+    """`SequentialRecommender.encode_last` of any number of histories, float32 [B, E]."""
+    most = histories_together(items_BL.shape[1])
+    parts = zip(*(x.split(most) for x in (items_BL, times_BL, lengths_B, t_now_B)), strict=True)
+    return torch.cat([model.encode_last(*part).float() for part in parts])
 
 
 def _checked(moments_BM: npt.NDArray[np.int64], histories: int) -> Tensor:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from trope.data.catalogue import Catalogue
-from trope.data.windows import History, flatten_ranges, last_events, seen_counts
-from trope.environment import choose_device
+from trope.data.windows import flatten_ranges, last_events, seen_counts
+from trope.environment import choose_device, on_own_gpu
 from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.live import live_scores, users_at_a_time
-from trope.evaluate.ranking import Cells, TopK, check_finite, top_k, top_k_of
+from trope.evaluate.ranking import Cells, TopK, check_finite, top_k, top_k_of, users_together
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.memory import Memory
 from trope.models.pretrained import find_folder
@@ -47,7 +47,7 @@ from trope.serve.histories import Histories, Ranking, listed
 from trope.serve.index import KINDS, ItemIndex
 from trope.serve.lists import LeftOut, known_items, ranked_items
 from trope.serve.long_after import long_after
-from trope.serve.moments import MomentRanking, rank_moments
+from trope.serve.moments import MomentRanking, encode_last, rank_moments
 from trope.serve.publish import push, save
 from trope.times import Moment
 
@@ -189,7 +189,7 @@ class Recommender:
         more: dict[str, list[str]] = {} if names is None else {NAME: names}
         if on_unknown == COUNTS:
             more[SOURCE] = np.where(np.diff(histories.offsets) > 0, MODEL, COUNTS)[ranking.rows].tolist()
-        return write_recommendations(table, ranking.rows, items, ranking.scores, ranking.ranks, more)
+        return write_recommendations(table, ranking, items, more, self.catalogue.is_text)
 
     def observe(self, events: Any) -> int:
         """Count new events of anybody, each once: a model with a pulse then knows what is popular now.
@@ -199,7 +199,7 @@ class Recommender:
         """
         if self.live is None:
             return 0
-        table = read_events(events, self.catalogue.is_text)
+        table = read_events(events, self.catalogue.is_text, may_be_empty=True)
         dense = self.catalogue.dense(table.items)
         known = dense > 0
         items, times = (torch.from_numpy(x[known]).to(self.device) for x in (dense, table.times))
@@ -234,6 +234,7 @@ class Recommender:
         check_values(histories, t_now)
         return self._rank(histories, t_now, k, filter_seen, within, allow, deny)
 
+    @on_own_gpu
     def remember(self, histories: Histories) -> Memory:
         """The last `max_len` events of each history, encoded once: for `rank_moments`, and to be continued."""
         check_values(histories, None)
@@ -243,6 +244,7 @@ class Recommender:
         history = last_events(items, times, offsets[:-1], offsets[1:], width)
         return self.model.remember(*(x.to(self.device) for x in history))
 
+    @on_own_gpu
     def rank_moments(
         self,
         histories: Histories,
@@ -265,6 +267,7 @@ class Recommender:
         check_request(k, filter_seen, within)
         return rank_moments(self, histories, moments_BM, min(k, len(self.catalogue)), filter_seen, within, memory)
 
+    @on_own_gpu
     def _rank(
         self,
         histories: Histories,
@@ -278,7 +281,7 @@ class Recommender:
         """The best items of each history; one without events is answered from counts."""
         refuse_fork(self.device)
         check_request(k, filter_seen, within)
-        k, ranked_V = min(k, len(self.catalogue)), ranked_items(allow, deny, len(self.catalogue), self.device)
+        k, ranked_V = min(int(k), len(self.catalogue)), ranked_items(allow, deny, len(self.catalogue), self.device)
         lengths = np.diff(histories.offsets)
         asked, others = np.flatnonzero(lengths), np.flatnonzero(lengths == 0)
         own = histories._replace(offsets=np.append(histories.offsets[:-1][asked], histories.offsets[-1]))
@@ -293,6 +296,7 @@ class Recommender:
         order = np.argsort(rows, kind="stable")
         return Ranking(rows[order], *(x[order] for x in columns))
 
+    @on_own_gpu
     @torch.inference_mode()
     def rank_by_counts(
         self, t_now: npt.NDArray[np.int64], k: int, within: int = 0, ranked_V: Tensor | None = None
@@ -340,59 +344,48 @@ class Recommender:
             history = last_events(items, times, begins, ends, width)
             seen = flatten_ranges(ends - seen_counts(ends - begins, width, filter_seen), ends)
             cells = Cells(seen.rows_T.to(self.device), items[seen.places_T].long().to(self.device))
-            left_out = LeftOut(cells, ranked_V)
-            all_events = flatten_ranges(begins, ends)
-            whole = items[all_events.places_T], times[all_events.places_T], all_events.offsets_B
-            found = self._best(history, whole, torch.from_numpy(t_now[rows.numpy()]), k, left_out, within)
-            yield listed(found, rows.numpy())
-
-    def _best(
-        self,
-        history: History,
-        whole: tuple[Tensor, Tensor, Tensor],
-        t_now_B: Tensor,
-        k: int,
-        left_out: LeftOut,
-        within: int,
-    ) -> TopK:
-        """The best items of one batch of histories, which are moved to the model's device.
-
-        history: what the network looks at. whole: all of it, as items, times and offsets.
-        """
-        t_now_B = t_now_B.to(self.device)
-        out_BE = self.model.encode_last(*(x.to(self.device) for x in (*history, t_now_B))).float()
-        return self.best_of(out_BE, whole, t_now_B, k, left_out, within)
+            whole = None
+            if self.live is not None:  # else nobody reads more than the network looks at
+                events = flatten_ranges(begins, ends)
+                whole = items[events.places_T], times[events.places_T], events.offsets_B
+            t_now_B = torch.from_numpy(t_now[rows.numpy()]).to(self.device)
+            out_BE = encode_last(self.model, *(x.to(self.device) for x in (*history, t_now_B)))
+            yield listed(self.best_of(out_BE, whole, t_now_B, k, LeftOut(cells, ranked_V), within), rows.numpy())
 
     @property
     def rows_at_a_time(self) -> int:
         """How many pairs of a history and a moment are ranked together."""
-        return users_at_a_time(self.model.num_items, USERS_AT_A_TIME) if self._pulse else USERS_AT_A_TIME
+        num_items = self.model.num_items
+        return users_at_a_time(num_items, USERS_AT_A_TIME) if self._pulse else users_together(num_items, self.device)
 
     def best_of(
         self,
         out_BE: Tensor,
-        whole: tuple[Tensor, Tensor, Tensor],
+        whole: tuple[Tensor, Tensor, Tensor] | None,
         t_now_B: Tensor,
         k: int,
         left_out: LeftOut,
         within: int,
     ) -> TopK:
-        """The best items by the network's outputs, and by the pulse where there is one; `whole` as in `_best`."""
+        """The best items by the network's outputs, and by the pulse.
+
+        whole: all events of the histories as items, times and offsets; the pulse needs them.
+        """
         check_finite(out_BE, "outputs")
         index = self.index if left_out.ranked_V is None else None
         if self._pulse is None or self.live is None:
             if index is not None:
                 return index.top_k(out_BE, k, left_out.cells)
             return top_k(out_BE, self._vectors_VE, k, left_out)
+        assert whole is not None
         items, times, offsets = (x.to(self.device) for x in whole)
-        num_items = self.model.num_items
-        own = own_items(items, times, offsets, t_now_B, self._pulse.half_lives, num_items)
+        own = own_items(items, times, offsets, t_now_B, self._pulse.half_lives, self.model.num_items)
         horizon = self._pulse.horizon(within)
         scaled_BE = self._pulse.scale(out_BE, offsets.diff(), t_now_B, horizon)
         if index is not None:
             return index.top_k_live(self._pulse, scaled_BE, own, t_now_B, self._shares_at, horizon, k, left_out.cells)
         scores = live_scores(self._pulse, scaled_BE, self._vectors_VE, own, t_now_B, self._shares_at, horizon)
-        return top_k_of(scores, len(t_now_B), num_items, self.device, k, left_out)
+        return top_k_of(scores, len(t_now_B), self.model.num_items, self.device, k, left_out)
 
     def _shares_at(self, moments: Tensor) -> Iterator[Tensor]:
         assert self.live is not None

@@ -16,7 +16,7 @@ from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.attention_maps import attention_shares
 from trope.serve.recommender import long_after
 from trope.server.encoder import Cut, Rows
-from trope.server.people import Person
+from trope.server.people import Ints, Person
 from trope.server.popularity import log_share
 from trope.server.schema import ItemId, Question
 from trope.server.scoring import PARTS, Scores, best_by_counts
@@ -156,7 +156,7 @@ def _by_model(served: Served, rows: list[Row]) -> None:
             _take_best(row, items, scores.parts(_to(served, cells)).sum(1).cpu())
     explained = [(place, row) for place, row in enumerate(rows) if row.question.explain and row.items]
     if explained:
-        cells = _cells([row.items if row.question.explain else [] for row in rows])
+        cells = _cells([np.array(row.items if row.question.explain else [], np.int64) for row in rows])
         parts = iter(scores.parts(_to(served, cells)).tolist())
         for _, row in explained:
             row.parts = [next(parts) for _ in row.items]
@@ -181,20 +181,21 @@ def _by_counts(served: Served, rows: list[Row]) -> None:
             row.new = best_new(served, row.question, row.wanted, row.person, row.moment, float(everybody_V[0]))
 
 
-def _left_out(served: Served, row: Row) -> list[int]:
-    """Dense items that are not listed."""
-    question, found = row.question, []
-    if question.filter_seen != "none" and row.cut is not None:
-        first = row.cut.length - served.recommender.model.config.model.max_len
-        found = row.person.items[max(0, first) if question.filter_seen == "window" else 0 : row.cut.length].tolist()
-    return found + row.wanted.deny
+def _left_out(served: Served, row: Row) -> Ints:
+    """Dense items that are not listed. Distinct ones: a body may deny 10,000 at each of its moments."""
+    seen, deny = row.question.filter_seen, row.wanted.deny
+    if seen == "none" or row.cut is None:
+        return deny
+    if seen == "history":
+        return np.concatenate((row.person.own(row.cut.length)[0], deny))
+    first = max(0, row.cut.length - served.recommender.model.config.model.max_len)
+    return np.concatenate((row.person.items[first : row.cut.length], deny))
 
 
-def _cells(items: list[list[int]]) -> Cells:
-    """Cells of a list of items for each row."""
-    flat = [item for row in items for item in row]
+def _cells(items: list[Ints]) -> Cells:
+    """Cells of some items for each row."""
     rows = np.repeat(np.arange(len(items)), [len(row) for row in items])
-    return Cells(torch.from_numpy(rows), torch.tensor(flat, dtype=torch.int64))
+    return Cells(torch.from_numpy(rows), torch.from_numpy(np.concatenate(items)))
 
 
 def _to(served: Served, cells: Cells) -> Cells:

@@ -69,7 +69,8 @@ class Service:
         self._trying: asyncio.Future[Any] | None = None
         self.store, self.options, self.log, self.metrics = store, options, log, Metrics()
         is_text = next(iter(models.values())).catalogue.is_text
-        self.queue = BatchQueue(Worker(models, store, self.metrics, trial), options.limits, self.metrics)
+        worker = Worker(models, store, self.metrics, trial, compared)
+        self.queue = BatchQueue(worker, options.limits, self.metrics)
         self.models = Models(self.queue, options.data, options.device, self.metrics, log)
         self.reader = Reader(is_text, options.limits, has_arms=trial is not None)
         self.metrics.serve(model.version for model in models.values())
@@ -129,11 +130,10 @@ class Service:
             self.trial.check([question])
 
         def do(worker: Worker) -> dict[str, Any]:
-            if not is_compared or self.compared is None:
-                trial = worker.trial
-                return timeline(worker.served if trial is None else worker.models[trial.arm_of(question)], question)
-            self.compared.follow()
-            return timeline(self.compared, question)
+            if is_compared and worker.compared is not None:
+                return timeline(worker.compared, question)
+            trial = worker.trial
+            return timeline(worker.served if trial is None else worker.models[trial.arm_of(question)], question)
 
         return orjson.dumps(await self.queue.do(Call(do)))
 

@@ -58,6 +58,14 @@ class KnownUsers:
         items = self._dense[items]
         return items[items > 0], times[items > 0]
 
+    def last(self, user: str) -> int:
+        """Time of a user's last event; 0 for an unknown user."""
+        row = self._ids.find(user)
+        if row is None:
+            return 0
+        times = self._events.of(row, 1)[1]
+        return int(times[-1]) if len(times) else 0
+
     def search(self, prefix: str, most: int) -> list[Found]:
         """The first users whose id begins with a text; all users begin with an empty one."""
         found = []

@@ -133,7 +133,8 @@ class Gate:
         if self._buckets is not None and not self._buckets.take(client[0] if client else ""):
             raise Refused("too many requests from this address; slow down", 429, retry_after=1)
         if self._keys and path not in OPEN_ROUTES and not path.startswith(f"{PAGE}/"):
-            given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+            given = headers.get(b"x-api-key") or (token if scheme.lower() == b"bearer" else b"")
             digest = _digest(given)
             # Every key is compared, so that the time does not tell which one was nearly right.
             if not sum([hmac.compare_digest(digest, key) for key in self._keys]):

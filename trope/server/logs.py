@@ -24,10 +24,12 @@ class Log:
             self.say("request", method=method, route=route, status=status, ms=round(1000 * seconds, 2), bytes=size)
 
     def say(self, event: str, **fields: Any) -> None:
-        """One line for something that happened."""
+        """One line for something that happened. A log that cannot be written, such as on a full disk, stops nobody."""
         line = orjson.dumps({"time": round(time.time(), 3), "event": event, **fields}, option=orjson.OPT_APPEND_NEWLINE)
         try:
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
+        except OSError:
+            return
         except (AttributeError, ValueError):  # a replaced stderr has no bytes beneath, or is closed
             print(line.decode(), end="", file=sys.__stderr__)

@@ -73,8 +73,11 @@ class Person:
         # In reverse, the first place of an item is that of its last event.
         items, places, counts = np.unique(self.items[:length][::-1], return_index=True, return_counts=True)
         columns = items, counts, self.times[length - 1 - places]
-        if length < len(self.items) or not self.is_kept:
+        if length < len(self.items):
             return np.stack(columns)
+        if not self.is_kept:
+            self._own = np.stack(columns)
+            return self._own
         if self._own_room is None or not self._own_room.has(len(items)):
             self._own_room = Room(3, len(items))
         self._own = self._own_room.put(*columns)
@@ -177,13 +180,20 @@ class People:
         person = self._cache.get(event.user)
         if person is None or event.position <= person.position:
             return None
-        self._cache[event.user] = self._joined(person, [Past(event.position, event.item, event.time)])
+        if self.known is not None and event.time <= person.last and event.time <= self.known.last(event.user):
+            del self._cache[event.user]  # the dataset may hold it: `_load` compares them
+        else:
+            self._cache[event.user] = self._joined(person, [Past(event.position, event.item, event.time)])
         return person
 
     def _load(self, user: str, stored: list[Past]) -> Person:
         items, times = (np.empty(0, np.int64),) * 2 if self.known is None else self.known.history(user, self.most)
         person = Person.in_room(items, times, is_known=len(items) > 0)
-        return self._joined(person, _not_among(stored, items, times, self.catalogue)) if stored else person
+        if not stored:
+            return person
+        person = self._joined(person, _not_among(stored, items, times, self.catalogue))
+        person.position = stored[-1].position  # also where the dataset holds the last one
+        return person
 
     def _joined(self, person: Person, new: Sequence[Past]) -> Person:
         """The history with new events behind those of the same time."""

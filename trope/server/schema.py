@@ -232,7 +232,13 @@ class Reader:
 
     def _items(self, values: Any, name: str) -> list[ItemId]:
         rows = _list(values, name, self.limits.items)
-        return [self.item(value, f"{name}[{place}]") for place, value in enumerate(rows)]
+        # A body may hold millions, and the event loop waits: only where one is wrong are they looked at one by one.
+        if self.text_items:
+            most = self.limits.id_length
+            is_right = all(type(value) is str and 0 < len(value) <= most and "\0" not in value for value in rows)
+        else:
+            is_right = all(type(value) is int and -_MOST_INT <= value <= _MOST_INT for value in rows)
+        return rows if is_right else [self.item(value, f"{name}[{place}]") for place, value in enumerate(rows)]
 
     def _text(self, value: str, name: str) -> str:
         if not 1 <= len(value) <= self.limits.id_length or "\0" in value:

@@ -32,7 +32,8 @@ class Scores:
         if self.pulse is None:
             return
         cuts = [rows.cuts[cut] for cut in rows.cut_N]
-        owned = [cut.person.own(cut.length) for cut in cuts]
+        own_of = [cut.person.own(cut.length) for cut in rows.cuts]  # once for all moments of a history
+        owned = [own_of[cut] for cut in rows.cut_N]
         rows_C = torch.from_numpy(np.repeat(np.arange(len(owned)), [own.shape[1] for own in owned])).to(device)
         items_C, counts_C, last_C = torch.from_numpy(np.concatenate(owned, axis=1)).to(device)
         lengths_N = torch.tensor([cut.length for cut in cuts], device=device)

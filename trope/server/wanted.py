@@ -13,32 +13,35 @@ from trope.server.popularity import log_share
 from trope.server.schema import ItemId, Question
 from trope.server.served import Served
 
+_NOTHING = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """allow: dense items in order, None for all. deny: dense items. new: of `allow`, what the model does not know."""
+    """allow: dense items in order, None for all. deny: dense items, each once. new: items of `allow` that the model
+    does not know."""
 
     allow: Ints | None
-    deny: list[int]
+    deny: Ints
     new: Sequence[ItemId]
 
     @classmethod
     def of(cls, served: Served, question: Question) -> Wanted:
         """What a question asks for."""
-        deny: list[int] = []
+        deny = _NOTHING
         if question.deny:
             dense = served.catalogue.dense(list(question.deny))
-            deny = dense[dense > 0].tolist()
+            deny = np.unique(dense[dense > 0])
         if question.allow is None:
             return cls(None, deny, ())
         items = list(dict.fromkeys(question.allow))
         dense = served.catalogue.dense(items)
         return cls(np.sort(dense[dense > 0]), deny, [items[place] for place in np.flatnonzero(dense == 0)])
 
-    def items(self, served: Served, left_out: list[int]) -> torch.Tensor:
+    def items(self, served: Served, left_out: Ints) -> torch.Tensor:
         """The dense items that may be listed, in order."""
         every = np.arange(1, served.recommender.model.num_items + 1) if self.allow is None else self.allow
-        return torch.from_numpy(every[~np.isin(every, left_out)] if left_out else every)
+        return torch.from_numpy(every[~np.isin(every, left_out)] if len(left_out) else every)
 
 
 def best_new(

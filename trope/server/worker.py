@@ -5,13 +5,14 @@ Events come first, so that a question which arrives with an event, or after it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import torch
 
+from trope.environment import on_own_gpu
 from trope.server.answers import answer
 from trope.server.metrics import Metrics
 from trope.server.refusal import Refused
@@ -20,6 +21,8 @@ from trope.server.served import Served
 from trope.server.store import Store, StoreError
 from trope.server.trial import Trial
 
+TOGETHER = 20_000
+"""Events that are stored together. Redis answers nobody meanwhile, and has five seconds (`redis_store`)."""
 Outcome = bytes | BaseException | Any
 Deliver = Callable[[list[tuple[int, Outcome]]], None]
 
@@ -54,12 +57,19 @@ class Worker:
     """Owns the served models; only its thread calls `run`.
 
     models: by arm of the trial, the control first; without a trial one, under any name.
+    compared: a second model for the page. It follows the store with the others: a day's events at once take a minute.
     """
 
     def __init__(
-        self, models: Mapping[str, Served], store: Store, metrics: Metrics, trial: Trial | None = None
+        self,
+        models: Mapping[str, Served],
+        store: Store,
+        metrics: Metrics,
+        trial: Trial | None = None,
+        compared: Served | None = None,
     ) -> None:
         self.models, self.store, self.metrics, self.trial = dict(models), store, metrics, trial
+        self.compared = compared
         self.failure: str | None = None  # of the store, in the last batch that needed it
 
     @property
@@ -67,6 +77,12 @@ class Worker:
         """The only model, or the control's."""
         return next(iter(self.models.values()))
 
+    @property
+    def device(self) -> torch.device:
+        """Of all models."""
+        return self.served.recommender.device
+
+    @on_own_gpu
     @torch.inference_mode()
     def run(self, jobs: Sequence[Job], deliver: Deliver) -> None:
         """Do all jobs. `deliver` gets pairs of a job's place and its outcome, as soon as they are known."""
@@ -80,6 +96,8 @@ class Worker:
         try:
             for served in self.models.values():
                 served.follow()
+            if self.compared is not None:
+                self.compared.follow()
             self.failure = failure
         except StoreError as error:
             self.failure = str(error)
@@ -93,16 +111,18 @@ class Worker:
                 deliver([(place, _outcome(job.function, self))])
 
     def _keep(self, posts: list[tuple[int, Post]]) -> tuple[list[tuple[int, Outcome]], str | None]:
-        """All posts together, so that they share one flush to disk; also returns why the store did not take them."""
-        try:
-            new = self.store.append([post.events for _, post in posts])
-        except StoreError as error:
-            return [(place, _unavailable(error)) for place, _ in posts], str(error)
-        self.metrics.events.inc(sum(new))
-        return [
-            (place, orjson.dumps({"stored": count, "repeated": len(post.events) - count, "model": self.served.version}))
-            for (place, post), count in zip(posts, new, strict=True)
-        ], None
+        """Many posts together, so that they share one flush to disk; also returns why the store did not take some."""
+        found: list[tuple[int, Outcome]] = []
+        for group in _groups(posts):
+            try:
+                new = self.store.append([post.events for _, post in group])
+            except StoreError as error:
+                return found + [(place, _unavailable(error)) for place, _ in posts[len(found) :]], str(error)
+            self.metrics.events.inc(sum(new))
+            for (place, post), count in zip(group, new, strict=True):
+                said = {"stored": count, "repeated": len(post.events) - count, "model": self.served.version}
+                found.append((place, orjson.dumps(said)))
+        return found, None
 
     def _answer(self, asks: list[tuple[int, Ask]]) -> list[tuple[int, Outcome]]:
         questions = [question for _, ask in asks for question in ask.questions]
@@ -140,6 +160,19 @@ class Worker:
                 said = answer(served, [questions[place] for place in places])
                 found |= dict(zip(places, said, strict=True))
         return [found[place] for place in range(len(questions))]
+
+
+def _groups(posts: list[tuple[int, Post]]) -> Iterator[list[tuple[int, Post]]]:
+    """Posts in their order, as many at a time as have TOGETHER events; a post is never divided."""
+    group: list[tuple[int, Post]] = []
+    events = 0
+    for place, post in posts:
+        if group and events + len(post.events) > TOGETHER:
+            yield group
+            group, events = [], 0
+        group.append((place, post))
+        events += len(post.events)
+    yield group
 
 
 def _outcome(function: Callable[[Worker], Any], worker: Worker) -> Outcome:

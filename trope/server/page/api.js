@@ -18,14 +18,15 @@ export const post = (path, content, signal) => request(path, {
 
 async function request(path, options) {
   const headers = key ? { ...options.headers, "X-API-Key": key } : options.headers;
-  let answer;
+  let answer, content;
   try {
     answer = await fetch(path, { ...options, headers });
+    content = await answer.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    if (error instanceof SyntaxError) throw new Error(`The answer, with status ${answer.status}, is not from trope. Does a proxy stand before it?`);
     throw new Error("The server does not answer. Is it still running?");
   }
-  const content = await answer.json();
   if (answer.status === 401) throw new KeyNeeded(content.error);
   if (!answer.ok) throw new Error(content.error);
   return content;

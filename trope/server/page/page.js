@@ -59,7 +59,7 @@ function askUser(found) {
   user.value = found.user_id;
   // A user who came later has no history at the usual start.
   if (found.first && found.first >= midnight(start.value)) start.value = isoDay(found.first + DAY);
-  ask();
+  return ask();
 }
 
 /** Ask every model for the year, and show it. */
@@ -169,15 +169,19 @@ slider.addEventListener("keydown", (event) => {
 });
 at("question").addEventListener("submit", async (event) => {
   event.preventDefault();
+  people.close();
   try {
-    if (kind() === "history") {
+    if (!panels.length) { // it could not be opened: a key is missing, or the server was away
+      at("problem").hidden = true;
+      await open();
+    } else if (kind() === "history") {
       const last = lastTime(readHistory(history.value, model.item_ids_are_text));
       if (last !== undefined && !at("grows").checked) start.value = isoDay(last + DAY);
-    } else if (document.activeElement === user) {
-      const found = await people.exact(user.value.trim());
-      if (found) return askUser(found);
+      await ask();
+    } else {
+      const found = document.activeElement === user && await people.exact(user.value.trim());
+      await (found ? askUser(found) : ask());
     }
-    await ask();
   } catch (error) {
     fail(error);
   }

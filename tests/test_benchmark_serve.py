@@ -1,0 +1,59 @@
+"""`trope bench serve`: a real server, a real load, and numbers that are those of the load."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.serving import make_data, make_run
+from trope.bench.load import load
+from trope.bench.server import Server, serve
+from trope.cli.main import app
+
+pytestmark = pytest.mark.serve
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(make_data(tmp_path_factory.mktemp("shop")), tmp_path_factory.mktemp("run"))
+
+
+def test_each_number_of_clients_has_a_row(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "serve.csv"
+    asked = ["--clients", "1", "--clients", "3", "--seconds", "0.5", "-k", "4", "--device", "cpu", "--csv", str(out)]
+    done = CliRunner().invoke(app, ["bench", "serve", str(run), *asked])
+    assert done.exit_code == 0, done.output
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["clients"], row["k"]) for row in rows] == [("1", "4"), ("3", "4")]
+    for row in rows:
+        # Each client has one request under way, so so many clients answer so many in the time of one.
+        rate, mean = float(row["requests_per_s"]), float(row["p50_ms"]) / 1e3
+        assert 0.2 < rate * mean / int(row["clients"]) < 2
+        assert float(row["p50_ms"]) <= float(row["p99_ms"]) and float(row["cpu_ms"]) > 0
+        assert f"{rate:,.0f}" in done.output
+
+
+def test_a_load_that_fails_says_why(run: Path, tmp_path: Path) -> None:
+    bodies = tmp_path / "bodies.jsonl"
+    bodies.write_text('{"user_id": "nobody", "k": 1}\n')
+    server = serve(run, "--quiet", "--store", str(tmp_path / "s"))
+    try:
+        assert load(server.url, "/nowhere", bodies, 1, 0.2)["statuses"].keys() == {"404"}
+        bodies.write_text("no JSON\n")
+        with pytest.raises(RuntimeError, match="JSONDecodeError"):
+            load(server.url, "/recommend", bodies, 1, 0.2)
+    finally:
+        server.end()
+    with pytest.raises(ValueError, match="the server ended"):
+        Server(["false"])
+
+
+def test_what_the_server_refuses_is_one_line(run: Path) -> None:
+    for asked, reason in (
+        (["-k", "1000000"], "the server refused a question: "),
+        (["--device", "mps"], "the server ended: trope: "),
+    ):
+        done = CliRunner().invoke(app, ["bench", "serve", str(run), "--seconds", "0.1", *asked])
+        assert isinstance(done.exception, ValueError) and str(done.exception).startswith(reason)
