@@ -11,7 +11,7 @@ QUICK := $(patsubst %,tests/test_%.py,rotation theory phases query_times modules
   data_protocols atomic docs) --deselect 'tests/test_phases.py::test_circular_phase_error_against_rationals[triton]' \
   --deselect tests/test_modules.py::test_compile_fullgraph
 
-.PHONY: setup demo reproduce quick test lint unit test-spark test-serve test-export test-ranks fuzz clean
+.PHONY: setup demo reproduce quick test lint unit test-spark test-serve test-compile test-export test-ranks fuzz clean
 .DEFAULT_GOAL := test
 
 setup: $(VENV)/.installed
@@ -57,6 +57,14 @@ test-spark: setup
 # Servers that are started, killed and loaded; the tests of Redis need redis-server.
 test-serve: setup
 	$(BIN)/python -m pytest -m serve
+
+# Every kernel compiled for a GPU, without one: by the oldest Triton of pyproject.toml, which refuses what newer ones take.
+OLDEST_TRITON := 3.6.0
+test-compile: setup build/triton-$(OLDEST_TRITON)
+	PYTHONPATH=build/triton-$(OLDEST_TRITON) $(BIN)/python -m pytest -m compile
+
+build/triton-$(OLDEST_TRITON): | setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$(OLDEST_TRITON)
 
 # Several processes under torchrun, one of them killed.
 test-ranks: setup

@@ -239,6 +239,8 @@ def test_a_recipe_is_found_by_what_it_prepares() -> None:
         ((SHOP, "[recipe]\n[recipe.compare]\nmodels = []\nseeds = 1"), r"recipe prepares nothing; it needs a \[\["),
         ((SHOP, "recipe = 3"), r"recipe must be a table, got 3; write \[recipe\]"),
         ((SHOP, "recipe ="), r"shop.toml is not TOML"),
+        ((SHOP, "a = " + "[" * 5_000), r"shop.toml is not TOML"),
+        ((SHOP, "a = " + "1" * 5_000), r"shop.toml is not TOML"),
     ],
 )
 def test_a_wrong_recipe_is_refused(tmp_path: Path, change: tuple[str, str], words: str) -> None:

@@ -405,10 +405,10 @@ def test_a_longer_run_chooses_again_for_a_better_epoch(
     assert settled(run)["best_epoch"] == 1
     publish = checkpoint.publish
 
-    def killed(model: SequentialRecommender, folder: Path, group: Any) -> None:
+    def killed(model: SequentialRecommender, folder: Path) -> None:
         if list(run.glob("checkpoints/epoch0003*")):
             raise Killed
-        publish(model, folder, group)
+        publish(model, folder)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "publish", killed)

@@ -294,11 +294,37 @@ def test_a_signal_lets_the_runs_save_and_leaves_none_behind(
         assert process.pid is not None
         wait_until(lambda: all((run.folder / "ready").exists() for run in runs[1:3]))
         (os.killpg if to_group else os.kill)(process.pid, signum)
-        process.join(20)
+        process.join(60)
         assert process.exitcode == (1 if signum == signal.SIGINT else 128 + signum)  # 1: KeyboardInterrupt, uncaught
     assert not alive(pids)
     assert [(run.folder / "saved").exists() for run in runs] == [False, True, True, False]
     assert len(list(pids.iterdir())) == 3 and runs[0].is_finished
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_a_destructor_is_not_lost(
+    data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pids: Path, signum: signal.Signals
+) -> None:
+    """Python ignores what is raised in a `__del__`, also by a signal's handler."""
+
+    class Asks:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signum)
+
+    fake_command(monkeypatch, SAVES_WHEN_ASKED)
+    runs = fake_runs(tmp_path / "runs", 2)
+    (tmp_path / "ask").touch()
+
+    def tick() -> None:
+        if (tmp_path / "ask").exists() and (runs[0].folder / "ready").exists():
+            (tmp_path / "ask").unlink()
+            Asks()  # and is gone
+
+    with forked(run_all, runs, data.path, 1, "auto", None, None, tick) as process:
+        process.join(60)
+        assert process.exitcode == (1 if signum == signal.SIGINT else 128 + signum)
+    assert not alive(pids)
 
 
 def test_handlers_of_signals_are_put_back(data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

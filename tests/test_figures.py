@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import re
+import warnings
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from data_logs import prepared, random_log, write_parquet
+from data_logs import START, prepared, random_log, write_parquet
 from training import one_thread, tiny, tiny_data  # noqa: F401
 from typer.testing import CliRunner
 
@@ -416,6 +417,20 @@ def test_ids_are_drawn_as_they_are(tmp_path: Path) -> None:
     ElementTree.fromstring(svg)
     page = write_report(run, [(items, svg), (captions[0], b"<svg/>")], tmp_path / "report.html").read_text()
     assert not {"\x1b", "\u202e"} & set(page) and "<b>" not in page and f"test user {escape(name)} of $" in page
+
+
+def test_letters_that_the_font_lacks_are_no_warning() -> None:
+    drawn = figure_style.unavailable("x", "日本", "日本")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        content(drawn.figure, "png")
+
+
+def test_a_log_of_one_moment_has_no_geometry(tmp_path: Path) -> None:
+    log = write_parquet(tmp_path / "log.parquet", [(user, item, START) for user in range(6) for item in range(6)])
+    view = open_run(untrained(prepared(log, tmp_path / "data"), tmp_path / "run", "sasrec"))
+    with figure_style.style():
+        assert "not available" in figure_geometry.draw(view).title
 
 
 def test_a_season_may_have_any_name(tmp_path: Path) -> None:

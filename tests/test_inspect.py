@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from data_logs import Event, prepared, random_log, write_parquet
+from data_logs import Event, loose, prepared, random_log, write_parquet
 from matplotlib.figure import Figure
 from rich.console import Console
 from typer.testing import CliRunner
@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from trope.cli.main import app
 from trope.data.inspect import CalendarSignal, Report, durations, inspect, measure
 from trope.data.inspect.calendar import calendar_signals, mutual_information
-from trope.data.inspect.summary import calendar_findings, length_bins
+from trope.data.inspect.summary import calendar_findings, key_figures, length_bins
 from trope.data.synthetic import CalendarShop, write_events
 from trope.figures.inspect import plots
 from trope.figures.inspect.page import write_page
@@ -181,6 +181,22 @@ def test_a_log_of_one_weekday_cannot_tell_the_week() -> None:
     assert "Day of week: cannot tell; all events have the same day of week." in calendar_findings(report)
 
 
+def test_a_log_of_one_moment_cannot_tell_anything(tmp_path: Path) -> None:
+    report = report_of([(user, item, MOMENT) for user in range(6) for item in range(6)], tmp_path)
+    console = Console(width=80, record=True, file=open(tmp_path / "out", "w"))  # noqa: SIM115
+    show_report(report, console)
+    text = console.export_text()
+    assert "Hour of day: cannot tell; all events have the same hour of day." in text
+    assert "plain dates" not in text and "This log cannot tell whether the calendar matters" in text
+
+
+def test_items_of_one_event_have_no_lifetime(tmp_path: Path) -> None:
+    log = write_parquet(tmp_path / "log.parquet", [(n // 6, n, MOMENT + n) for n in range(36)])
+    prepared(log, tmp_path / "data", loose())
+    found = dict(key_figures(inspect(tmp_path / "data", progress=False)))
+    assert found["item lifetime"] == "every item has one event only"
+
+
 def test_terminal_view_fits_80_columns(tmp_path: Path) -> None:
     report = report_of(random_log(rows=600), tmp_path)
     console = Console(width=80, record=True, file=open(tmp_path / "out", "w"))  # noqa: SIM115
@@ -188,6 +204,7 @@ def test_terminal_view_fits_80_columns(tmp_path: Path) -> None:
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
+    assert all(line.startswith("  ") for line in text[text.index("  Hour of day") :].splitlines())
     for word in ("events per user", "gap to the next event", "weekday", "month", "time of year", "UTC"):
         assert word in text
 
@@ -252,7 +269,7 @@ def test_command(tmp_path: Path) -> None:
     report_of(random_log(rows=600), tmp_path)
     page = tmp_path / "page.html"
     result = CliRunner().invoke(app, ["inspect", str(tmp_path / "data"), "--html", str(page)])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0 and result.stderr == "", result.output  # no bar in a file
     assert page.read_text().startswith("<!doctype html>")
     missing = CliRunner().invoke(app, ["inspect", str(tmp_path / "nothing")])
     assert isinstance(missing.exception, FileNotFoundError)

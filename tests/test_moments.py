@@ -68,6 +68,28 @@ def test_it_is_rank_at_every_moment(
             assert (found.items_BMK[:, place] > 0).sum() == len(wanted.items)
 
 
+@pytest.mark.parametrize("name", ["hstu-trope", "tisasrec"])
+def test_long_histories_are_encoded_a_few_at_a_time(
+    data: Sequences, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rows are ranked together, as on a GPU: the network's memory grows with the length."""
+    recommender, (histories, moments) = recommender_of(data, name), histories_of(data)
+
+    def ranked() -> tuple[np.ndarray, np.ndarray]:
+        one_moment = recommender.rank(histories, np.ascontiguousarray(moments[:, 0]), 6)
+        return one_moment.items, recommender.rank_moments(histories, moments[:, :1], 6).items_BMK
+
+    wanted, seen = ranked(), []
+    encode, remember = SequentialRecommender.encode, SequentialRecommender.remember
+    monkeypatch.setattr("trope.serve.moments.USERS_AT_A_TIME", 1)
+    monkeypatch.setattr("trope.serve.moments.POSITIONS", 2 * recommender.model.config.model.max_len)
+    monkeypatch.setattr(SequentialRecommender, "encode", lambda *args: (seen.append(args[1]), encode(*args))[1])
+    monkeypatch.setattr(SequentialRecommender, "remember", lambda *args: (seen.append(args[1]), remember(*args))[1])
+    for found, same in zip(ranked(), wanted, strict=True):
+        np.testing.assert_array_equal(found, same)
+    assert [len(items_BL) for items_BL in seen] == [2, 2, 1] * 2
+
+
 def test_one_encode_serves_all_moments(data: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
     recommender, (histories, moments) = recommender_of(data, "hstu-trope"), histories_of(data)
     calls = []

@@ -66,6 +66,12 @@ def test_other_files_are_refused(tmp_path: Path, name: str, columns: tuple[str, 
         read_names(write(tmp_path / name, ROWS, columns), "sku")
 
 
+def test_semicolons_are_named(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item;name\n1;Bread\n")
+    with pytest.raises(ValueError, match=r"items.csv has semicolons between its fields; write commas, or tabs"):
+        read_names(tmp_path / "items.csv", "item")
+
+
 def test_damaged_and_absent_files_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "items.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "items.csv").write_bytes(b"item,name\n1,\xff\xfe\n")
@@ -86,7 +92,7 @@ def test_names_are_stored_counted_and_said(tmp_path: Path, log: Path) -> None:
     arguments = ["prepare", str(log), "--out", str(tmp_path / "data"), "--items", str(items)]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    said = "2 of 15 items by items.csv; 1 of its ids are not among the items; 1 of its rows repeat an id"
+    said = "2 of 15 items by items.csv; it has 1 id not among the items; it has 1 row with an id that it had before"
     assert said in result.output
     meta = json.loads((tmp_path / "data" / "meta.json").read_text())
     assert meta["names"] == {"file": "items.csv", "named": 2, "unknown": 1, "repeated": 1}

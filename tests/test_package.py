@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import trope
 from trope.bench import kernels as benchmark
+from trope.cli import abtest
 from trope.cli.main import app, main
 
 HEAVY = (
@@ -36,6 +37,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_version_and_help() -> None:
     assert run("--version").stdout.strip() == f"trope {trope.__version__}"
     assert "bench" in run("--help").stdout
+
+
+def test_paragraphs_of_the_help_are_wrapped_by_the_terminal() -> None:
+    for command in (*app.registered_commands, *abtest.abtest.registered_commands):
+        assert command.help and "\n" not in command.help.replace("\n\n", ""), command.name
 
 
 def test_the_commands_load_nothing_heavy_until_they_run() -> None:

@@ -109,6 +109,24 @@ def test_the_same_kind_comes_back(recommender: Recommender, events: Any) -> None
     assert isinstance(arrow, pa.Table) and arrow.to_pydict() == expected
 
 
+def test_an_empty_answer_has_the_types_of_any_other(recommender: Recommender, events: Any) -> None:
+    everything = recommender.catalogue.originals(np.arange(1, len(recommender.catalogue) + 1))
+    for table in (events, pl.DataFrame(events.to_dict("list")), pa.Table.from_pandas(events)):
+        some, none = (recommender.recommend(table, NOW, deny=deny) for deny in (None, everything))
+        assert len(none) == 0 and len(some)
+        for kinds in ("dtypes", "schema"):
+            assert str(getattr(some, kinds, "")) == str(getattr(none, kinds, ""))
+
+
+def test_numbers_of_numpy_are_numbers(recommender: Recommender, events: Any) -> None:
+    expected = recommender.recommend(events, NOW, k=2, within=60)
+    found = recommender.recommend(events, np.int64(NOW), k=np.int64(2), within=np.int32(60))
+    pd.testing.assert_frame_equal(found, expected)
+    histories = Histories(np.array([1, 2]), START + np.arange(2), np.array([0, 2]))
+    asked = [recommender.rank_moments(histories, np.array([[NOW]]), k) for k in (2, np.int64(2))]
+    assert asked[0].items_BMK.tolist() == asked[1].items_BMK.tolist()
+
+
 def test_user_ids_keep_their_type(recommender: Recommender, events: Any) -> None:
     numbered = pl.DataFrame(events.to_dict("list")).with_columns(
         pl.col("user_id").str.slice(1).cast(pl.Int16), pl.col("timestamp").cast(pl.Int32)
@@ -122,7 +140,9 @@ def test_user_ids_keep_their_type(recommender: Recommender, events: Any) -> None
 def test_datetimes_are_seconds_and_decide_the_order_below_them(recommender: Recommender, events: Any) -> None:
     expected = recommender.recommend(events, t_now=NOW)
     times = pd.to_datetime(events["timestamp"], unit="s")
-    for column in (times, times.dt.tz_localize("UTC"), times.dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")):
+    utc = times.dt.tz_localize("UTC")
+    zones = ("Asia/Tokyo", "America/New_York", "Etc/GMT+3", "UTC+02:00")
+    for column in (times, utc, *(utc.dt.tz_convert(zone) for zone in zones)):
         pd.testing.assert_frame_equal(recommender.recommend(events.assign(timestamp=column), t_now=NOW), expected)
     # Two events of one second, told apart by their milliseconds.
     first, second = (pd.Timestamp(START, unit="s") + pd.Timedelta(milliseconds=ms) for ms in (100, 900))
@@ -168,7 +188,7 @@ def test_unknown_items_are_refused_or_dropped(recommender: Recommender, events: 
     expected = recommender.recommend(events, t_now=NOW)
     new = pd.DataFrame({"user_id": "u01", "item_id": ["lamp", "sofa"], "timestamp": START + 5})
     more = pd.concat([events, new])
-    with pytest.raises(ValueError, match="2 rows with 2 items that are not among the model's 15: 'lamp', 'sofa'"):
+    with pytest.raises(ValueError, match="2 rows with 2 items not among the model's 15: 'lamp', 'sofa'"):
         recommender.recommend(more, t_now=NOW)
     pd.testing.assert_frame_equal(recommender.recommend(more, t_now=NOW, unknown_items="drop"), expected)
     with pytest.raises(ValueError, match="user 'u99' has no event with a known item"):
@@ -185,8 +205,10 @@ def test_unknown_items_are_refused_or_dropped(recommender: Recommender, events: 
         (lambda e: e.assign(item_id=7), "item_id must be text"),
         (lambda e: e.assign(user_id=None), "rows without user_id; drop them"),
         (lambda e: e.head(0), "events is empty"),
-        (lambda e: pl.LazyFrame(e.to_dict("list")), "collect a lazy frame first"),
-        (lambda e: e.to_numpy(), "got ndarray"),
+        (lambda e: pl.LazyFrame(e.to_dict("list")), "got LazyFrame; collect it first"),
+        (lambda e: e.to_numpy(), "or an Arrow table, got ndarray$"),
+        (lambda e: pd.concat([e, e[["item_id"]]], axis=1), "two columns of one name"),
+        (lambda e: pd.DataFrame(), "must have a column 'user_id', got none"),
     ],
 )
 def test_bad_events(recommender: Recommender, events: Any, change: Any, said: str) -> None:
@@ -199,6 +221,7 @@ def test_bad_events(recommender: Recommender, events: Any, change: Any, said: st
     [
         ({"t_now": NOW * 1000}, "t_now must be Unix seconds.*looks like milliseconds"),
         ({"k": 0}, "k must be a whole number from 1, got 0"),
+        ({"deny": 3}, "deny must be a list of item ids, got 3; put it into a list"),
         ({"filter_seen": "some"}, "filter_seen must be one of"),
         ({"unknown_items": "ignore"}, "unknown_items must be one of"),
     ],

@@ -107,6 +107,20 @@ def test_best_is_bold_second_underlined_and_the_gain_relative(reported: Path, da
     assert not any("+ counting" in name for name in rows)  # these runs have no such control
 
 
+@pytest.mark.parametrize(("good", "said"), [("trope", True), ("hstu-trope", False)])
+def test_under_loo_paper_a_pulse_has_a_validation_of_its_own(tmp_path: Path, good: str, said: bool) -> None:
+    data, out = tiny_data(tmp_path / "data", "loo-paper"), tmp_path / "runs"
+    named = ("fair=hstu", f"good={good}")
+    finish(data, choose([], named, SIZE), 1, out, better)
+    arguments = ["compare", str(data.path), "--models", "", "--out", str(out), "--resamples", "9", "--seeds", "1"]
+    arguments += [part for each in named for part in ("--variant", each)]
+    arguments += [part for setting in SIZE for part in ("--set", setting)]
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    report = (out / "report.md").read_text()
+    assert "so the test chose the epoch" in report
+    assert ("Models with a pulse validate on the event before it instead" in report) == said
+
+
 def test_intervals_are_against_the_reference_and_the_second_best(reported: Path) -> None:
     text = (reported / "report.md").read_text()
     values = {

@@ -54,6 +54,17 @@ def test_what_only_changed_the_training_matters_only_to_a_training() -> None:
         migrate({"train": {"frequency_lr": 0.001, "lr": 0.5}}, training=True)
 
 
+@pytest.mark.parametrize(("group", "name", "word"), [
+    ("rotary", "kind", "rope"), ("train", "loss", "ful"), ("train", "precision", "fp16"), ("model", "predicts", "next"),
+    ("model", "gate_floor", "automatic"), ("eval", "filter_seen", "all"),
+])  # fmt: skip
+def test_a_word_that_is_no_choice_is_refused_in_python_too(group: str, name: str, word: str) -> None:
+    """`rotary.kind="rope"` would be a model without an encoding, `train.precision="fp16"` a training in fp32."""
+    changed = dataclasses.replace(getattr(Config(), group), **{name: word})
+    with pytest.raises(ValueError, match=rf"{group}\.{name} must be one of .*, got '{word}'"):
+        dataclasses.replace(Config(), **{group: changed})
+
+
 def test_migration_changes_nothing_of_todays_configs(tmp_path: Path) -> None:
     for config in PRESETS.values():
         assert from_dict(migrate(to_dict(config), training=True)) == config

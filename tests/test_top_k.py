@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trope.evaluate.ranking import Cells, top_k
+from trope.evaluate.ranking import Cells, dot_scores, top_k, topk
 from trope.evaluate.ranking.topk import keys
 
 # Small whole numbers and halves: they tie, and no order of summation changes a dot product.
@@ -46,6 +46,50 @@ def test_it_equals_sorting_whatever_the_tile(
     expected = naive(users_BE, items_VE, k, set(map(tuple, gone.tolist())))
     rows = zip(found.items_BK.tolist(), found.scores_BK.tolist(), strict=True)
     assert [list(zip(*row, strict=True)) for row in rows] == expected
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 10**6), users=st.integers(1, 5), items=st.integers(1, 90), k=st.integers(1, 6),
+    block=st.sampled_from([1, 3, 4]), share=st.sampled_from([0.0, 0.3, 1.0]), levels=st.sampled_from([2, 6, 10**6]),
+)  # fmt: skip
+def test_the_best_blocks_hold_the_best_items(
+    seed: int, users: int, items: int, k: int, block: int, share: float, levels: int
+) -> None:
+    """As a GPU ranks: in tiles and blocks, with ties between blocks and without."""
+    random = torch.Generator().manual_seed(seed)
+    users_BE, items_VE = (torch.randint(levels, (rows, 1), generator=random).float() for rows in (users, items + 1))
+    items_VE[0] = 10**8
+    gone = torch.nonzero(torch.rand(users, items + 1, generator=random) < share)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topk, "BLOCK", block)
+        scores = dot_scores(users_BE, items_VE)
+        found = topk.top_k_by_blocks(scores, users, items, k, Cells(*gone.T), tile=1)
+    expected = naive(users_BE, items_VE, k, set(map(tuple, gone.tolist())))
+    rows = zip(found.items_BK.tolist(), found.scores_BK.tolist(), strict=True)
+    assert [list(zip(*row, strict=True)) for row in rows] == expected
+
+
+@pytest.mark.parametrize(("users", "by_blocks"), [(0, True), (4, True), (40, False)])
+def test_many_users_with_a_large_k_take_no_more_memory(
+    users: int, by_blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU looks at blocks of large tiles only where those tiles fit; the tensors here are on the CPU."""
+    room, items, k = 4 * 4 * 6 * 4, 500, 6
+    monkeypatch.setattr(topk, "BLOCK", 4)
+    monkeypatch.setattr(topk, "GPU_TILE", 300)
+    monkeypatch.setattr(topk, "_blocks_tile", lambda device: room)
+    users_BE, items_VE = torch.randn(users, 3), torch.randn(items + 1, 3)
+    dots, held = dot_scores(users_BE, items_VE), []
+
+    def scores(first: int, last: int) -> torch.Tensor:
+        held.append(users * (last - first))
+        return dots(first, last)
+
+    found = topk.top_k_of(scores, users, items, torch.device("cuda"), k)
+    assert found.items_BK.shape == (users, k)
+    assert torch.equal(found.items_BK, top_k(users_BE, items_VE, k).items_BK)
+    assert max(held) <= (room if by_blocks else 300)
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["rising scores", "falling scores"])

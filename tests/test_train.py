@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_logs import START, prepared, write_parquet
 from patience import PATIENCE
 from safetensors.torch import load_file
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -181,6 +182,21 @@ def test_the_learning_rate_falls_on_a_plateau_and_training_stops_early(
     metrics = train(data, tiny(*settings), tmp_path / "run", "cpu", progress=False)
     assert (metrics["best_epoch"], metrics["epochs"]) == (2, 7)
     assert [row["lr"] for row in rows(tmp_path / "run")] == pytest.approx([1e-3] * 4 + [1e-4] * 3)
+
+
+@pytest.mark.parametrize(("every", "ends"), [(1, 15), (3, 15), (5, 15), (10, 20)])
+def test_a_run_stops_early_only_where_it_has_validated(every: int, ends: int, data: Sequences, tmp_path: Path) -> None:
+    """Validation was best in epoch 10, or in the last validated one before it."""
+    config = tiny("train.epochs=40", f"train.eval_every={every}", "train.early_stop=5")
+    with process_group("cpu") as group:
+        trainer = Trainer(data, config, tmp_path / "run", group, resume=False)
+        trainer.state.best, trainer.state.best_epoch = 0.5, 10 // every * every
+        ended = []
+        for epoch in range(10, 40):
+            trainer.state.epoch = epoch
+            if trainer.is_finished:
+                ended.append(epoch)
+    assert ended[0] == ends
 
 
 def test_killed_ten_times_at_random_moments_a_run_ends_with_the_same_bytes(data: Sequences, tmp_path: Path) -> None:
@@ -375,6 +391,15 @@ def test_mistakes_on_the_command_line(data: Sequences, tmp_path: Path, arguments
     assert not (tmp_path / "run").exists()
 
 
+def test_a_log_of_one_moment_is_refused_by_rotations(tmp_path: Path) -> None:
+    log = write_parquet(tmp_path / "log.parquet", [(user, item, START) for user in range(6) for item in range(6)])
+    data = prepared(log, tmp_path / "data")
+    with pytest.raises(ValueError, match=r"all training events of .* have one time, .*, or train --model sasrec"):
+        train(data, tiny("train.epochs=1"), tmp_path / "run", "cpu", progress=False)
+    assert not (tmp_path / "run").exists()
+    train(data, tiny("train.epochs=1", model="sasrec"), tmp_path / "run", "cpu", progress=False)
+
+
 def test_the_command_knows_variants_by_name_and_settings_have_the_last_word() -> None:
     attention = resolve_config("hstu-trope-attention", None, ["model.width=32"], None)
     assert attention == preset("hstu-trope", ["rotary.readout=0", "model.width=32"])
@@ -388,6 +413,9 @@ def test_settings_without_effect_are_named() -> None:
     assert not notes("hstu-trope", "rotary.shifted=false", "model.gate_floor=1", "train.lr=0.1")
     assert notes("hstu-time", "rotary.shifted=false") == [
         "rotary.shifted has no effect on a model without a rotary encoding (rotary.kind is none)"
+    ]
+    assert notes("hstu-trope", "rotary.rotate_query=false", "rotary.shifted=false") == [
+        "rotary.shifted has no effect where queries are not rotated (rotary.rotate_query is false)"
     ]
     assert not notes("hstu-time", "rotary.readout=0.5", "rotary.learnable=false")
     assert notes("sasrec", "model.gate_floor=1") == [

@@ -8,6 +8,8 @@ docstrings below.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -198,6 +200,7 @@ class Config:
         return dataclasses.replace(self, model=model, rotary=rotary)
 
     def __post_init__(self) -> None:
+        _check_choices(self)
         _check_ranges(self)
         _check_block(self)
         _check_rotary(self)
@@ -216,6 +219,26 @@ _RANGES: dict[str, tuple[float, float]] = {
 }  # fmt: skip
 # Candidates of a batch whose tokens draw their own negatives; kernels count them in 32 bits.
 _MOST_CANDIDATES = 2**31 - 1
+
+
+@functools.cache
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The words that a field may be, by "group.field"."""
+    found = {}
+    for group, kind in typing.get_type_hints(Config).items():
+        for name, option in typing.get_type_hints(kind).items():
+            literals = [each for each in (option, *typing.get_args(option)) if typing.get_origin(each) is Literal]
+            if literals:
+                found[f"{group}.{name}"] = tuple(word for each in literals for word in typing.get_args(each))
+    return found
+
+
+def _check_choices(config: Config) -> None:
+    for path, words in _choices().items():
+        group, _, name = path.partition(".")
+        value = getattr(getattr(config, group), name)
+        if isinstance(value, str) and value not in words:
+            raise ValueError(f"{path} must be one of {', '.join(words)}, got {value!r}")
 
 
 def _check_ranges(config: Config) -> None:

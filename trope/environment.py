@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
 import re
 import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 __version__ = "0.1.0"
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def choose_device(device: str) -> torch.device:
@@ -32,6 +38,26 @@ def choose_device(device: str) -> torch.device:
         count = torch.cuda.device_count()
         raise ValueError(f"device {device} was asked for, but torch finds {count} GPUs; they count from cuda:0")
     return chosen
+
+
+def current_gpu(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, `device` is the current GPU; a CPU changes nothing.
+
+    `torch.cuda.manual_seed` seeds the current GPU, and Triton launches on it, whichever their tensors are on.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def on_own_gpu(method: Callable[P, T]) -> Callable[P, T]:
+    """A method of an object with a `device`, which is the current GPU inside."""
+
+    @functools.wraps(method)
+    def guarded(*args: P.args, **named: P.kwargs) -> T:
+        owner: Any = args[0]
+        with current_gpu(owner.device):
+            return method(*args, **named)
+
+    return guarded
 
 
 def describe() -> dict[str, str]:

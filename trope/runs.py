@@ -37,7 +37,7 @@ import json
 import math
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -287,14 +287,14 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def changed_settings(stored: Config, given: Config) -> list[str]:
-    """What makes `given` another training than `stored`, each as a phrase; how long to train may differ."""
+def changed_settings(stored: Config, given: Config, may_change: Container[str] = _MAY_CHANGE) -> list[str]:
+    """What makes `given` another training than `stored`, each as a phrase; by default how long to train may differ."""
     before, now = to_dict(stored.resolved), to_dict(given.resolved)
     return [
         f"{group}.{name} was {before[group][name]!r}, now {value!r}"
         for group, entries in now.items()
         for name, value in entries.items()
-        if value != before[group][name] and f"{group}.{name}" not in _MAY_CHANGE
+        if value != before[group][name] and f"{group}.{name}" not in may_change
     ]
 
 

@@ -78,6 +78,8 @@ def _why_without_effect(config: Config, path: str) -> str | None:
             return f"on rotary.kind={rotary.kind}: it belongs to trope"
         if name == "conjugate" and not rotary.rotate_key:
             return "where keys are not rotated (rotary.rotate_key is false)"
+        if name == "shifted" and not rotary.rotate_query:
+            return "where queries are not rotated (rotary.rotate_query is false)"
         if name == "share_alpha" and (not (rotary.rotate_query and rotary.rotate_key) or rotary.bank == "calendar"):
             return "where only one side has coefficients, or the calendar bank shares them anyway"
     if name in ("negatives", "negative_source", "shared_negatives") and train.loss == "full":
@@ -137,18 +139,19 @@ def migrate(values: dict[str, Any], training: bool = False) -> dict[str, Any]:
 
 def read_toml(path: Path) -> Config:
     """A config from a TOML file."""
-    return from_dict(_toml_values(path))
+    return from_dict(toml_values(path))
 
 
 def read_saved_toml(path: Path, training: bool = False) -> Config:
     """The config that a run saved, maybe by an older version; training: see `migrate`."""
     try:
-        return from_dict(migrate(_toml_values(path), training))
+        return from_dict(migrate(toml_values(path), training))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _toml_values(path: Path) -> dict[str, Any]:
+def toml_values(path: Path) -> dict[str, Any]:
+    """The groups and values of a TOML file, not checked."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, thousands of digits, or nested too deep

@@ -10,7 +10,7 @@ import numpy as np
 
 from trope.figures.numbers import Floats, base_periods, nearest_plane
 from trope.figures.run import VISITS, RunView, example, visits, whose
-from trope.figures.style import GREY, KEY, PALE, QUERY, Drawn, finish, page
+from trope.figures.style import GREY, KEY, PALE, QUERY, Drawn, finish, page, unavailable
 from trope.rotary import TRoPE
 from trope.times import say_short
 
@@ -54,6 +54,8 @@ def draw(view: RunView) -> Drawn:
     """Circles for one user's last visits, turning as fast as one of the run's planes."""
     batch = example(view)
     moments = visits(batch.times[0, : int(batch.lengths[0])])[-VISITS:].double().numpy()
+    if len(moments) < 2:
+        return unavailable(NAME, "Rotation geometry", "Nobody has events at two moments, so there is no pause to show.")
     t_now = max(float(batch.t_now[0]), moments[-1])
     span = t_now - moments[0]
     period, which = choose_plane(view, span)

@@ -10,6 +10,7 @@ import io
 import math
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,7 +116,8 @@ def content(figure: Figure, ending: str) -> bytes:
     """The figure as the bytes of a png or svg file, without date or version."""
     stream = io.BytesIO()
     metadata: dict[str, Any] = {"Software": None} if ending == "png" else {"Date": None, "Creator": "trope"}
-    with style():
+    with style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # of an id or a name: drawn as a box
         figure.savefig(stream, format=ending, dpi=DPI, metadata=metadata)
     return _numbered(stream.getvalue()) if ending == "svg" else stream.getvalue()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -59,7 +60,7 @@ def show_report(report: Report, console: Console | None = None) -> None:
     console.print()
     console.print(_signals(report))
     for sentence in calendar_findings(report):
-        console.print(f"  {sentence}")
+        console.print(Padding(sentence, (0, 0, 0, 2)))
 
 
 def _figures(report: Report) -> RenderableType:
@@ -85,7 +86,8 @@ def _bars(title: str, unit: str, counts: Mapping[str, int]) -> RenderableType:
 
 def _hours(report: Report) -> RenderableType:
     if not report.has_hours:
-        return Text.assemble(("hour: cannot tell", "bold"), f"\n{PLAIN_DATES}".replace(", ", ",\n"))
+        why = PLAIN_DATES if report.signals[0].cycles >= 1 else "all events have the same hour"
+        return Text.assemble(("hour: cannot tell", "bold"), f"\n{why}".replace(", ", ",\n"))
     return _bars("hour", "events", {f"{hour:02d}": int(n) for hour, n in enumerate(report.week().sum(axis=0))})
 
 
