@@ -89,6 +89,7 @@ def launch_everything() -> None:
     from trope.kernels.split_rotate import split_rotate
     from trope.kernels.swiglu import swiglu
     from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
+    from trope.kernels.watch import Watched, watch
 
     # The tile of a GPU, though the tensors are on the CPU.
     ranking_triton._tile = lambda x: {"BLOCK_S": 128, "BLOCK_V": 256, "BLOCK_E": 64, "WIDEN": False}
@@ -194,6 +195,7 @@ def launch_everything() -> None:
                 arguments = (table, torch.zeros(V + 1, E), second, unit, scores, inputs, torch.ones(6))
                 update_table(*arguments, part=part)
 
+    watch(torch.tensor(1.0), torch.ones(17), Watched.begin(0, 17, torch.device("cpu")))
     windows = (torch.tensor([0, 40]), torch.tensor([30, 80]), torch.tensor([0, 1]))
     source = Source(torch.arange(100, dtype=torch.int32), torch.arange(100), *windows)
     for given in (source, source._replace(following=torch.arange(100))):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
+
+from trope.kernels.watch import Watched, watch
 
 
 class Diverged(RuntimeError):
@@ -20,43 +24,35 @@ class DivergenceGuard:
 
     def __init__(self, model: nn.Module, device: torch.device, step: int = 0, also: nn.Parameter | None = None) -> None:
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad or p is also]
-        self._step = torch.tensor(step, device=device)
-        self._bad_step = torch.tensor(-1, device=device)
-        self._bad_loss = torch.tensor(0.0, device=device)
-        self._bad_norms = torch.zeros(len(self._named), device=device)
+        self._watched = Watched.begin(step, len(self._named), device)
 
-    def __call__(self, loss: Tensor, norms: dict[int, Tensor] | None = None) -> Tensor:
+    def norms(self, known: Iterable[int] = ()) -> dict[int, Tensor]:
+        """The norm of each gradient, by the id of its parameter, but for those that are known already."""
+        left_out = set(known)
+        of = {id(p): p.grad for _, p in self._named if p.grad is not None and id(p) not in left_out}
+        return dict(zip(of, torch._foreach_norm(list(of.values())), strict=True)) if of else {}
+
+    def __call__(self, loss: Tensor, known: dict[int, Tensor] | None = None) -> Tensor:
         """Look at a step's loss and gradients; returns the gradient's norm.
 
-        Everything is updated in place, so that a captured step does it again at each launch.
-
-        norms: by the id of a parameter, gradient norms that are known already.
+        known: gradient norms by the id of their parameter; the others are computed here.
         """
-        known = dict(norms or {})
-        with_gradient = [p for _, p in self._named if p.grad is not None and id(p) not in known]
-        found = torch._foreach_norm([p.grad for p in with_gradient if p.grad is not None])
-        known |= {id(p): norm for p, norm in zip(with_gradient, found, strict=True)}
-        zero = torch.zeros((), device=loss.device)
-        norms_P = torch.stack([known.get(id(p), zero).float() for _, p in self._named])
-        norm = norms_P.norm()
-        self._step += 1
-        is_first = (self._bad_step < 0) & ~(norm + loss).isfinite()
-        self._bad_norms.copy_(torch.where(is_first, norms_P, self._bad_norms))
-        self._bad_loss.copy_(torch.where(is_first, loss, self._bad_loss))
-        self._bad_step.copy_(torch.where(is_first, self._step, self._bad_step))
-        return norm
+        found = {**self.norms(known or ()), **(known or {})}
+        missing = [id(p) for _, p in self._named if id(p) not in found]  # not every step reaches every parameter
+        found |= dict.fromkeys(missing, torch.zeros((), device=loss.device)) if missing else {}
+        return watch(loss, torch.stack([found[id(p)].float() for _, p in self._named]), self._watched)
 
     def check(self, kept: str) -> None:
         """Raise if any step so far met a number that is not finite.
 
         kept: what is still good, for the message.
         """
-        step = int(self._bad_step)
+        step, is_finite_P = int(self._watched.bad_step), self._watched.bad_norms_P.isfinite().tolist()
         if step < 0:
             return
-        names = [name for (name, _), ok in zip(self._named, self._bad_norms.isfinite().tolist(), strict=True) if not ok]
+        names = [name for (name, _), is_finite in zip(self._named, is_finite_P, strict=True) if not is_finite]
         found = f"the gradient of {names[0]} ({len(names)} of {len(self._named)} tensors)" if names else "the loss"
         raise Diverged(
-            f"step {step}: {found} is not finite, the loss was {float(self._bad_loss):g}. Training stopped; {kept}. "
-            "Lower train.lr or set train.clip=1, or look for extreme times in the data"
+            f"step {step}: {found} is not finite, the loss was {float(self._watched.bad_loss):g}. Training stopped; "
+            f"{kept}. Lower train.lr or set train.clip=1, or look for extreme times in the data"
         )

@@ -10,10 +10,10 @@ The mathematics is that of `trope.train.step`; what differs is where it happens:
   for the N that count;
 - the turning dims of the network's input are a second input, a view of the first: the readout subtracts them. Their
   gradient is then as narrow as they are, and `embed_backward` adds it to the input's;
-- in a batch of few tokens the network leaves much of the GPU free, and two things go on beside it (trope.train.aside).
+- in a batch of few tokens the network leaves much of the GPU free, and more goes on beside it (trope.train.aside).
   During the forward pass the batch's entries are sorted by item. During the backward pass the rows that are no token's
   input are updated, which is nearly all of the table. Only the rows of the batch's own items wait for the network's
-  gradient;
+  gradient, and the network's own parameters move beside them;
 - everything that changes from step to step lives on the device: the cursor into the epoch's order, the step number, the
   learning rates, and the seed of everything random, which depends on the step alone: a resumed run draws the same;
 - a batch takes as many tokens as it has events, rounded up to one of a few sizes. The first batch of a size runs as
@@ -207,6 +207,9 @@ class FusedStep:
         found = self._score(out_TE.detach(), tokens, negatives)
         self.aside.join()
         scores = ScoreEntries(*entries, found.coefs, found.rows)
+        with self.aside.work():
+            loss = found.loss_T.sum() * tokens.weight[0]
+            self.loss_sum += loss
         others_sq = self._move_others(scores, inputs)
         out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
         assert x_TE.grad is not None
@@ -217,10 +220,7 @@ class FusedStep:
         if positions is not None:
             positions.weight.grad = grad_positions_LE
         inputs = inputs._replace(grad_TE=grad_rows_TE)
-        loss = found.loss_T.sum() * tokens.weight[0]
-        norm = self._update(scores, inputs, loss, others_sq)
-        self.loss_sum += loss
-        return StepResult(loss, norm)
+        return StepResult(loss, self._update(scores, inputs, loss, others_sq))
 
     def _move_others(self, scores: ScoreEntries, inputs: InputEntries) -> Tensor | None:
         """AdamW beside the network for the rows that it has no gradient for; returns their gradient's squared norm.
@@ -237,16 +237,17 @@ class FusedStep:
         """AdamW for everything that has not moved; returns the gradient's norm."""
         if self.config.train.clip > 0:
             return self._clipped(scores, inputs, loss)
+        table = id(self.table.weight)
         if others_sq is None:
             self.hyper[5] += 1
-            norm_sq = self._move(scores, inputs, "all")
+        with self.aside.work():
+            norms = self.guard.norms(known=[table])
             self.optimizer.step()
-        else:
-            norm_sq = self._move(scores, inputs, "inputs")
-            self.optimizer.step()
-            self.aside.join()
+        norm_sq = self._move(scores, inputs, "all" if others_sq is None else "inputs")
+        self.aside.join()
+        if others_sq is not None:
             norm_sq = norm_sq + others_sq
-        return self.guard(loss, {id(self.table.weight): norm_sq[0].sqrt()})
+        return self.guard(loss, {**norms, table: norm_sq[0].sqrt()})
 
     def _move(self, scores: ScoreEntries, inputs: InputEntries, part: Part) -> Tensor:
         """AdamW for a part of the table's rows; returns the squared norm of their gradient."""
@@ -256,6 +257,7 @@ class FusedStep:
 
     def _clipped(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor) -> Tensor:
         """AdamW for everything, with a largest norm of the gradient; returns the norm that it had."""
+        self.aside.join()
         self.table.weight.grad = self.table.gradient(scores, inputs, self.backend)
         norm = self.guard(loss)
         nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.train.clip, norm)

@@ -31,6 +31,7 @@ class _Project(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         low = weight.to(x.dtype)
         ctx.save_for_backward(x, low)
+        ctx.is_transposed = weight.stride(0) == 1 and weight.stride(1) != 1
         ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
         return x @ low if bias is None else torch.addmm(bias.to(x.dtype), x, low)
 
@@ -44,6 +45,8 @@ class _Project(torch.autograd.Function):
         dx = g @ low.t() if ctx.needs_input_grad[0] else None
         # A product that leaves in float32 is only there on GPUs.
         exact = g.is_cuda and g.dtype != torch.float32 and ctx.weight_dtype == torch.float32
-        dw = torch.mm(x.t(), g, out_dtype=torch.float32) if exact else (x.t() @ g).to(ctx.weight_dtype)
+        # In the layout of the parameter behind the weights, which autograd would else copy the gradient to.
+        left, right = (g, x) if ctx.is_transposed else (x, g)
+        dw = torch.mm(left.t(), right, out_dtype=torch.float32) if exact else (left.t() @ right).to(ctx.weight_dtype)
         db = None if ctx.bias_dtype is None else sum_rows(g).to(ctx.bias_dtype)
-        return dx, dw, db
+        return dx, dw.t() if ctx.is_transposed else dw, db

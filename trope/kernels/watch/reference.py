@@ -1,0 +1,41 @@
+"""The watch in plain PyTorch: the ground truth for the kernel, and the CPU path.
+
+Shape letters: P parameters.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+
+class Watched(NamedTuple):
+    """What is kept of all steps so far, on their device."""
+
+    step: Tensor  # int64 [], steps so far
+    bad_step: Tensor  # int64 [], the first with a number that is not finite, or -1
+    bad_loss: Tensor  # float32 [], its loss
+    bad_norms_P: Tensor  # float32 [P], the norms of its gradients
+
+    @classmethod
+    def begin(cls, step: int, parameters: int, device: torch.device) -> Self:
+        """Nothing seen yet, after so many steps."""
+        return cls(
+            torch.tensor(step, device=device),
+            torch.tensor(-1, device=device),
+            torch.tensor(0.0, device=device),
+            torch.zeros(parameters, device=device),
+        )
+
+
+def watch(loss: Tensor, norms_P: Tensor, watched: Watched) -> Tensor:
+    """See `trope.kernels.watch.watch`."""
+    norm = norms_P.norm()
+    watched.step.add_(1)
+    is_first = (watched.bad_step < 0) & ~(norm + loss).isfinite()
+    watched.bad_norms_P.copy_(torch.where(is_first, norms_P, watched.bad_norms_P))
+    watched.bad_loss.copy_(torch.where(is_first, loss, watched.bad_loss))
+    watched.bad_step.copy_(torch.where(is_first, watched.step, watched.bad_step))
+    return norm
