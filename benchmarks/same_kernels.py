@@ -76,6 +76,7 @@ def launch_everything() -> None:
             module.resolve_backend = backend.resolve_backend
     from trope.kernels import attention
     from trope.kernels.batch import BatchShape, Source, gather_batch
+    from trope.kernels.causal_attention import causal_attention
     from trope.kernels.embed import embed, embed_backward
     from trope.kernels.gradient_buffer import GradientBuffer
     from trope.kernels.norm import gate, norm
@@ -157,6 +158,10 @@ def launch_everything() -> None:
             attention.hstu_attention(*qkv.unbind(1), bounds, L, position, time, gaps).float().sum().backward()
             with torch.no_grad():
                 attention.hstu_attention(*qkv.unbind(1), bounds, L, position, time, gaps)
+
+    for L, H, D, dropout, dtype in ((50, 4, 128, 0.2, low), (64, 2, 30, 0.0, low), (9, 1, 128, 0.2, torch.float32)):
+        qkv = [learned(2, L, H, D, dtype=dtype) for _ in range(3)]
+        causal_attention(*qkv, dropout, seed if dropout else None, backend="triton").float().sum().backward()
 
     for E in (64, 512, 50):
         x, delta = learned(9, E), learned(9, E, dtype=low)

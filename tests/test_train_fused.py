@@ -383,29 +383,31 @@ class Line:
         self.waits.append(self.name)
 
 
+SORT, ROWS = ["second", "main"], ["second", "second", "third", "main", "main"]  # loss and other rows; the network's own
+
+
 @pytest.mark.parametrize(
-    ("clip", "beside", "works"),
-    # Works between two joins: the sort; then the loss, other rows and the network's parameters, or the loss alone.
-    [(0, 10**6, (1, 3)), (1, 10**6, (1, 1)), (0, 0, ()), (1, 0, ()), (0, 128, (1, 3))],
+    ("clip", "beside", "expected"),
+    [(0, 10**6, SORT + ROWS), (1, 10**6, [*SORT, "second", "main"]), (0, 0, []), (1, 0, []), (0, 128, SORT + ROWS)],
+    ids=["all", "clipped", "nothing", "nothing, clipped", "small batches"],
 )
 def test_every_step_waits_for_what_it_began_beside_the_network(
-    clip: int, beside: int, works: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    clip: int, beside: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its size: the second stream waits for the first before it begins, and the first for it at the end."""
+    """Whatever its size: another stream waits for the first before it begins, and the first for it at the end."""
     waits: list[str] = []
-    main, second = Line("main", waits), Line("second", waits)
+    main, second, third = (Line(name, waits) for name in ("main", "second", "third"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(train_fused, "BESIDE", beside)
     data = generate(TINY, users=100, full=False, device=CPU)
     step = Parts(TINY.config("hstu-trope", "train.negatives=8", f"train.clip={clip}"), data).fused()
-    step.aside.stream = second  # type: ignore[assignment]
+    step.aside.stream, step.last.stream = second, third  # type: ignore[assignment]
     sizes = set()
     for number in range(6):
         step(0, number, number)
         is_beside = step._plan(step.feed.tokens(0, number)).tokens <= beside
         sizes.add(is_beside)
-        expected = [name for count in works for name in (*["second"] * count, "main")]
         assert waits == (expected if is_beside else [])
         waits.clear()
     assert len(sizes) == (2 if beside == 128 else 1)

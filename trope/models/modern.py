@@ -5,7 +5,7 @@ hold it and the block expresses the same. The final norm's gain would not be red
 vectors, and HSTU, which has no final norm, does without one too.
 
 What is between the products is fused (trope.kernels): residual sum, dropout and norm; rotation and padding of q, k and
-v; SiLU and product of the feed-forward. Attention is torch's.
+v; SiLU and product of the feed-forward; attention of short histories, while torch's own has the long ones.
 
 Shape letters: B batch, L positions, T tokens, H heads, D head dim, E width, F inner width of the feed-forward.
 """
@@ -47,7 +47,7 @@ class ModernBlock(Block):
     def __init__(self, config: ModelConfig, rotary: Rotation | None, number: int) -> None:
         super().__init__()
         self.number = number
-        self.attention = ModernAttention(config, rotary)
+        self.attention = ModernAttention(config, rotary, number)
         self.feed_forward = SwiGLU(config.width)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -127,9 +127,9 @@ class ModernAttention(SoftmaxAttention):
 
     qkv: Projection
 
-    def __init__(self, config: ModelConfig, rotary: Rotation | None) -> None:
+    def __init__(self, config: ModelConfig, rotary: Rotation | None, number: int) -> None:
         qkv, out = Projection(config.width, 3 * config.width), Projection(config.width, config.width)
-        super().__init__(config.heads, config.dropout, rotary, qkv, out)
+        super().__init__(config.heads, config.dropout, rotary, number, qkv, out)
 
     def split(self, x_TE: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         slots_T, shape = context.slots(), context.padded_shape

@@ -1,4 +1,4 @@
-"""Causal softmax attention by torch's fused kernels: what SASRec's block and the modern one share.
+"""Causal softmax attention between two projections: what SASRec's block and the modern one share.
 
 Shape letters: B batch, L positions, T tokens, S settled events, H heads, D head dim, E width.
 """
@@ -7,25 +7,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trope.kernels.causal_attention import causal_attention
 from trope.kernels.look import KeysValues
 from trope.models.block import look_from
 from trope.models.context import Context, Rotation
 from trope.models.look_context import LookContext
+
+_STREAM = 1 << 16  # of dropout: the blocks' own come before
 
 
 class SoftmaxAttention(nn.Module, ABC):
     """Attention between two projections; a subclass says how q, k and v are split and rotated.
 
     Args:
+        number: of the block, from 1; the kernel's dropout draws from a stream of its own.
         qkv, out: the projections, to three times the width and back.
     """
 
-    def __init__(self, heads: int, dropout: float, rotary: Rotation | None, qkv: nn.Module, out: nn.Module) -> None:
+    def __init__(
+        self, heads: int, dropout: float, rotary: Rotation | None, number: int, qkv: nn.Module, out: nn.Module
+    ) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.stream = heads, dropout, _STREAM + number
         self.qkv, self.out, self.rotary = qkv, out, rotary
 
     @abstractmethod
@@ -50,7 +55,7 @@ class SoftmaxAttention(nn.Module, ABC):
         return self.out(y_TE), own
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        # Transposed views, which torch's kernels take as they are; their output is a transposed view as well.
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
-        return self.out(context.flat(y.transpose(1, 2).flatten(2)))
+        dropout = self.dropout if self.training else 0.0
+        seed = context.kernel_seed() if dropout else None
+        y_BLHD = causal_attention(q, k, v, dropout, seed, self.stream)
+        return self.out(context.flat(y_BLHD.flatten(2)))

@@ -85,7 +85,7 @@ class SASRecBlock(TransformerBlock):
     def stack(cls, config: Config, time_span: tuple[int, int]) -> list[Self]:
         model = config.model
         rotaries = [make_rotary(config.rotary, model.head_dim, time_span) for _ in range(model.blocks)]
-        return [cls(model, CausalAttention(model, rotary)) for rotary in rotaries]
+        return [cls(model, CausalAttention(model, rotary, number)) for number, rotary in enumerate(rotaries, start=1)]
 
 
 class TiSASRecBlock(TransformerBlock):
@@ -104,9 +104,9 @@ class CausalAttention(SoftmaxAttention):
 
     qkv: nn.Linear
 
-    def __init__(self, config: ModelConfig, rotary: Rotation | None) -> None:
+    def __init__(self, config: ModelConfig, rotary: Rotation | None, number: int) -> None:
         qkv, out = nn.Linear(config.width, 3 * config.width), nn.Linear(config.width, config.width)
-        super().__init__(config.heads, config.dropout, rotary, qkv, out)
+        super().__init__(config.heads, config.dropout, rotary, number, qkv, out)
 
     def split(self, x_TE: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = context.padded(self.qkv(x_TE)).unflatten(-1, (3, self.heads, -1)).unbind(2)

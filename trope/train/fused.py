@@ -110,7 +110,7 @@ class FusedStep:
         # With a largest norm the optimiser updates the table as any parameter.
         self.hyper = table_hyper(optimizer, self.table.weight, step, holds_moments=config.train.clip == 0)
         self.is_captured = self.device.type == "cuda"
-        self.aside = Aside(self.device)
+        self.aside, self.last = Aside(self.device), Aside(self.device)
         # The network goes first: the table's update takes what it leaves free.
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.is_captured else None
         self._graphs: dict[BatchShape, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
@@ -188,7 +188,7 @@ class FusedStep:
         self.optimizer.zero_grad(set_to_none=True)
         tokens = gather_batch(self.source, plan, self.cursor, backend)
         negatives = self._draw(tokens)
-        self.aside.is_open = plan.tokens <= BESIDE
+        self.aside.is_open = self.last.is_open = plan.tokens <= BESIDE
         with self.aside.work():
             entries = self.table.entries_by_item(self._scored_items(tokens, negatives), backend)
             inputs = self.table.input_entries(tokens.items_T, backend)
@@ -240,10 +240,11 @@ class FusedStep:
         table = id(self.table.weight)
         if others_sq is None:
             self.hyper[5] += 1
-        with self.aside.work():
+        with self.last.work():  # not behind the other rows, which may take longer than the network
             norms = self.guard.norms(known=[table])
             self.optimizer.step()
         norm_sq = self._move(scores, inputs, "all" if others_sq is None else "inputs")
+        self.last.join()
         self.aside.join()
         if others_sq is not None:
             norm_sq = norm_sq + others_sq
