@@ -143,6 +143,7 @@ def launch_everything() -> None:
             (3, 50, 2, 30, False, True, torch.float32, True),
             (2, 130, 2, 64, True, False, low, False),
             (2, 64, 2, 64, False, False, low, True),
+            (2, 50, 4, 128, True, True, low, False),
             (1, 1, 1, 16, True, True, low, True),
             # The widest heads that the kernels take (attention.widest_head).
             (2, 70, 1, 256, True, True, low, True),

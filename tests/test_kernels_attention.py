@@ -17,6 +17,7 @@ from trope.kernels.attention import arguments as attention_arguments
 from trope.kernels.attention import bias_gradient as attention_bias_gradient
 from trope.kernels.attention import op as attention_op
 from trope.kernels.attention import runs as attention_runs
+from trope.kernels.attention import short as attention_short
 
 FIRST = 1_600_000_000
 
@@ -88,15 +89,16 @@ CASES = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block", [16, 64], ids=["several tiles", "one tile"])
 @pytest.mark.parametrize(
     ("kind", "lengths", "max_len", "heads", "dim", "position", "time", "cached"),
     [(*case, cached) for case in CASES for cached in (True, False) if case[-1] or cached],  # no bias, nothing to cache
 )
 def test_values_and_gradients(
-    dtype: torch.dtype, kind: str, lengths: list[int], max_len: int, heads: int, dim: int, position: bool, time: bool,
-    cached: bool, monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype, block: int, kind: str, lengths: list[int], max_len: int, heads: int, dim: int, position: bool,
+    time: bool, cached: bool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(attention_arguments, "BLOCK", 16)  # several tiles in a short sequence
+    monkeypatch.setattr(attention_arguments, "BLOCK", block)
     monkeypatch.setattr(attention_bias_gradient, "STRIP_BYTES", 1 << (28 if cached else 12))  # in one slice, in many
     monkeypatch.setattr(attention, "CACHE_BYTES", 1 << 28 if cached else 0)
     generator = torch.Generator().manual_seed(len(lengths) + dim)
@@ -115,6 +117,7 @@ def test_values_and_gradients(
     ours = run("triton", dtype, *arguments)
     theirs = run("torch", dtype, *arguments)
     names = ["y", "dq", "dk", "dv"] + ["d position"] * position + ["d time"] * time
+    assert attention_short.is_short(q.to(dtype), bounds) == (max_len <= block) or dim == 80  # too wide in float32
     for name, truth, our, their in zip(names, exact, ours, theirs, strict=True):
         size = truth.abs().max().item() or 1.0
         reference_error = (their - truth).abs().max().item()

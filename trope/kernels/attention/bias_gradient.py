@@ -41,8 +41,9 @@ from trope.kernels.sequence_bounds import SequenceBounds
 # Bytes of a slice of strips. Not tuned: one slice holds all of `shop` (128 x 512 x 512 float32 is half of it).
 STRIP_BYTES = 1 << 28
 MOST_UNITS = 65_535  # of a slice: the second axis of a launch has no more
-# Rows of strips that a program of the distance kernel adds up. Fixed, so that sums do not depend on the GPU; not tuned.
-ROWS = 256
+# Rows of strips that a program of the distance kernel adds up: many, or few where there are few strips, whose programs
+# would else be few and slow. They depend on the shape alone, so that sums do not depend on the GPU; not tuned.
+ROWS, FEW_ROWS, FEW = 256, 64, 1 << 15
 
 
 @triton.jit
@@ -200,7 +201,8 @@ def sum_strips(
         units = max(1, min(units, STRIP_BYTES // (groups * dtype.itemsize * block * S)))
     slices = range(0, B * tiles, units)
     strips = torch.empty((groups, units if has_bias else 0, block, S), dtype=dtype, device=device)
-    parts, block_k = triton.cdiv(units * block, ROWS), 0
+    rows = FEW_ROWS if units * block <= FEW else ROWS
+    parts, block_k = triton.cdiv(units * block, rows), 0
     by_distance = torch.empty(
         (len(slices) * parts, S) if d_position is not None else (0, S), dtype=torch.float32, device=device
     )
@@ -223,7 +225,7 @@ def sum_strips(
                 first=first,
                 UNITS=here,
                 TILES=tiles,
-                ROWS=ROWS,
+                ROWS=rows,
                 GROUPS=groups,
                 BLOCK=block,
                 BLOCK_R=16,  # not tuned; must divide BLOCK

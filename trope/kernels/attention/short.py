@@ -1,0 +1,80 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
+"""The fused HSTU attention, backward, for sequences of one tile: nothing is kept or computed twice.
+
+All scores of a head lie in one tile, so the program that has them gives dq, dk and dv. It also writes the sum of their
+gradients over its heads, from which attention/bias_gradient.py has the gradients of the bias weights. That is one
+launch where attention/backward.py needs three, and three wait for one another longer than they compute.
+
+attention/arguments.py explains the arguments; p_strips is as in attention/bias_gradient.py, s_group between groups of
+heads. dq, dk and dv are views of one tensor and share the strides s_dq_t and s_dq_h.
+
+Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
+Shape letters: B sequences, L positions, T tokens, H heads, D head dim.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trope.kernels.attention.arguments import block_of
+from trope.kernels.attention.tiles import (
+    BiasInputs,
+    Pairs,
+    bias_tile,
+    dot,
+    load_tile,
+    score_gradient,
+    store_tile,
+    unit_tile,
+)
+from trope.kernels.sequence_bounds import SequenceBounds
+
+# Bytes of a head: q, k, v and dy of wider ones do not fit the shared memory of all GPUs beside the scores.
+WIDEST = 256
+
+
+@triton.jit
+def short_kernel(
+    p_q, p_k, p_v, p_dy, p_dq, p_dk, p_dv, p_strips,
+    p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, p_starts, p_lengths,
+    s_q_t, s_k_t, s_v_t, s_dy_t, s_dq_t, s_q_h, s_k_h, s_v_h, s_dy_h, s_dq_h, s_row, s_sheet, s_group,
+    L, centre, last, scale, first,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr, SUM: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Grid (H / HEADS, sequences from `first` on): dq, dk and dv of HEADS heads of a sequence; if SUM also a strip."""
+    i_group, i_unit = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i_b = first + i_unit
+    start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
+    if length == 0:
+        return
+    bias = BiasInputs(p_position, p_time, p_times, p_query_times, p_buckets, p_sheet, s_row, s_sheet, L, centre, last)
+    o = tl.arange(0, BLOCK)
+    m, o_t = o < length, start + o
+    b_bias = bias_tile(
+        unit_tile(p_sheet, BLOCK), bias, Pairs(i_b, start, o, o, m, m),
+        HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED, SHEET=SHEET, FAST=FAST, TRANSPOSED=False,
+    )  # fmt: skip
+    b_sum = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for i_h in range(i_group * HEADS, (i_group + 1) * HEADS):
+        b_q = load_tile(p_q + i_h * s_q_h, o_t, m, s_q_t, D, BLOCK_D)
+        b_k = load_tile(p_k + i_h * s_k_h, o_t, m, s_k_t, D, BLOCK_D)
+        b_v = load_tile(p_v + i_h * s_v_h, o_t, m, s_v_t, D, BLOCK_D)
+        b_dy = load_tile(p_dy + i_h * s_dy_h, o_t, m, s_dy_t, D, BLOCK_D)
+        b_a, b_ds = score_gradient(b_q, b_k, b_v, b_dy, b_bias, FAST=FAST, TRANSPOSED=False)
+        b_sum += b_ds
+        b_dv = dot(tl.trans(b_a.to(b_dy.dtype)), b_dy, FAST, "ieee")
+        store_tile(p_dv + i_h * s_dq_h, b_dv * scale, o_t, m, s_dq_t, D, BLOCK_D)
+        b_ds = b_ds.to(b_q.dtype)
+        store_tile(p_dq + i_h * s_dq_h, dot(b_ds, b_k, FAST, "ieee") * scale, o_t, m, s_dq_t, D, BLOCK_D)
+        b_dk = dot(tl.trans(b_ds), b_q, FAST, "ieee")
+        store_tile(p_dk + i_h * s_dq_h, b_dk * scale, o_t, m, s_dq_t, D, BLOCK_D)
+    if SUM:
+        p_strip = p_strips + i_group * s_group + i_unit.to(tl.int64) * BLOCK * s_row
+        tl.store(p_strip + o[:, None] * s_row + o[None, :], b_sum.to(p_strips.dtype.element_ty))
+
+
+def is_short(q: Tensor, bounds: SequenceBounds) -> bool:
+    """Whether every head of every sequence is one tile that this kernel takes."""
+    is_one_tile = bounds.max_len <= block_of(bounds.max_len)
+    return is_one_tile and max(16, triton.next_power_of_2(q.shape[2])) * q.element_size() <= WIDEST
