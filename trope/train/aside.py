@@ -14,10 +14,13 @@ class Aside:
     The allocator hands out a freed tensor's memory again to the stream that made the tensor. So a tensor of the main
     stream that the work reads must live until `join`. A tensor that the work makes may be freed after `join`: the next
     work, which could get its memory, waits for the main stream first.
+
+    priority: of the stream. Kernels of a lower number go first; a stream of the same number would wait until all
+        programs of a kernel launched before have begun.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        self.stream = torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None
         self.is_open = True
         self._is_ahead = False  # there is work that nothing has waited for
 

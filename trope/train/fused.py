@@ -110,8 +110,8 @@ class FusedStep:
         # With a largest norm the optimiser updates the table as any parameter.
         self.hyper = table_hyper(optimizer, self.table.weight, step, holds_moments=config.train.clip == 0)
         self.is_captured = self.device.type == "cuda"
-        self.aside, self.last = Aside(self.device), Aside(self.device)
         # The network goes first: the table's update takes what it leaves free.
+        self.aside, self.last = Aside(self.device), Aside(self.device, priority=-1)
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.is_captured else None
         self._graphs: dict[BatchShape, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._seen: set[BatchShape] = set()
@@ -240,7 +240,7 @@ class FusedStep:
         table = id(self.table.weight)
         if others_sq is None:
             self.hyper[5] += 1
-        with self.last.work():  # not behind the other rows, which may take longer than the network
+        with self.last.work():  # beside the rows of the batch's own items
             norms = self.guard.norms(known=[table])
             self.optimizer.step()
         norm_sq = self._move(scores, inputs, "all" if others_sq is None else "inputs")

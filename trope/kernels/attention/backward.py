@@ -186,13 +186,12 @@ def backward(
         **tile(q, bounds, wide_stages=1),
     }
     if is_short(q, bounds):
-        # All heads of a sequence in one program, so that their sum is one strip in float32.
-        alone = {**shared, "p_dq": dq, "p_dk": dk, "p_dv": dv, "SUM": has_bias, "HEADS": H, "num_stages": 1}
+        alone = {**shared, "p_dq": dq, "p_dk": dk, "p_dv": dv, "SUM": has_bias, "num_stages": 1}
 
         def fill_short(strips: Tensor, first: int, units: int, tiles: int) -> None:
-            short_kernel[(1, units)](p_strips=strips, s_group=0, first=first, **alone)
+            short_kernel[(H, units)](p_strips=strips, s_group=strips.stride(0), first=first, **alone)
 
-        bias_gradient.sum_strips(fill_short, 1, torch.float32, bounds, n, bias, *sums)
+        bias_gradient.sum_strips(fill_short, H, q.dtype, bounds, n, bias, *sums)
         return dq, dk, dv, *sums
     keep = B * H * S * S * q.element_size() <= most_bytes
     ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
