@@ -33,77 +33,60 @@ def kernels() -> str:
 
 
 def train_rows(**wanted: str) -> list[dict[str, str]]:
-    """Rows of the training benchmark; of two measurements of the same, the newer, which is the first."""
-    found = [r for r in rows("train-h200.csv") if all(r[key] == value for key, value in wanted.items())]
-    newest = {(r["shape"], r["model"], r["version"], r["lengths"]): r for r in reversed(found)}
-    return [r for r in found if any(r is each for each in newest.values())]
+    """Rows of the training benchmark."""
+    return [r for r in rows("train-h200.csv") if all(r[key] == value for key, value in wanted.items())]
 
 
-def measured_steps(version: str) -> list[dict[str, str]]:
-    """T-RoPE's steps with full histories, one row a shape: the default's, or where it was not measured without its
-    readout."""
-    found = [
-        *train_rows(version=version, model="hstu-trope", lengths="full"),
-        *train_rows(version=version, model="hstu-trope-attention", lengths="full"),
-    ]
-    return list({r["shape"]: r for r in reversed(found)}.values())[::-1]
+def steps(shape: str, model: str, lengths: str = "full") -> dict[str, str]:
+    """The row of a fused step."""
+    (row,) = train_rows(shape=shape, model=model, version="fused", lengths=lengths)
+    return row
 
 
 def training() -> str:
     """Steps per second, full histories: fused, and what one writes first."""
-    eager = {r["shape"]: float(r["it_per_s"]) for r in measured_steps("eager")}
+    eager = {r["shape"]: float(r["it_per_s"]) for r in train_rows(version="eager", model="hstu-trope")}
     lines = []
-    for r in measured_steps("fused"):
+    for r in train_rows(version="fused", model="hstu-trope", lengths="full"):
         speed = float(r["it_per_s"])
         times = f"{speed / eager[r['shape']]:.0f} x" if r["shape"] in eager else ""
         plain = f"{eager[r['shape']]:.1f}" if r["shape"] in eager else ""
         lines.append(
-            [r["shape"], r["model"], f"{speed:.0f}" if speed > 20 else f"{speed:.1f}", plain, times,
+            [r["shape"], f"{speed:.0f}" if speed > 20 else f"{speed:.1f}", plain, times,
              f"{float(r['tokens_per_s']):,.0f}", f"{float(r['peak_GiB']):.1f}",
              f"{float(r['fraction_of_roofline']):.0%}"]
         )  # fmt: skip
-    header = ["shape", "model", "fused it/s", "eager it/s", "faster", "tokens/s", "peak GiB", "of roofline"]
-    return f"{_machine(rows('train-h200.csv')[0])}\n\n" + markdown(header, lines)
+    header = ["shape", "fused it/s", "eager it/s", "faster", "tokens/s", "peak GiB", "of roofline"]
+    return f"{_machine(rows('train-h200.csv'))}\n\n" + markdown(header, lines)
+
+
+MODELS = ("hstu", "hstu-time", "hstu-torope", "hstu-trope-attention", "hstu-trope", "transformer", "transformer-trope")
 
 
 def training_models() -> str:
-    """Steps per second of the HSTU models, and what T-RoPE costs over hstu-time in the same measurement."""
-    models, lines = ("hstu", "hstu-time", "hstu-torope", "hstu-trope-attention", "hstu-trope"), []
-    for shape in ("pixel1m", "ml20m", "shop"):
-        for lengths in ("full", "own"):
-            wanted = (shape, lengths, "fused")
-            found = [r for r in rows("train-h200.csv") if (r["shape"], r["lengths"], r["version"]) == wanted]
-            for commit in dict.fromkeys(r["commit"] for r in found):
-                time = {r["model"]: float(r["p50_ms"]) for r in found if r["commit"] == commit}
-                speeds = (f"{1e3 / time[m]:.0f}" if m in time else "" for m in models)
-                costs = (_cost(time[m], time["hstu-time"]) if m in time else "" for m in models[3:])
-                lines.append([f"{shape}, {lengths}", *speeds, *costs, commit[:7]])
-    return markdown(["it/s", *models, "T-RoPE's cost", "with its readout", "commit"], lines)
-
-
-def readout_kernel() -> str:
-    """What the readout by time costs with its kernel, and without it; each over hstu-time of its own measurement."""
-    files = {"plain PyTorch": "train-h200-plain-readout.csv", "fused": "train-h200.csv"}
+    """Steps per second of the models, what T-RoPE costs over hstu-time, and the readout over T-RoPE in attention."""
     lines = []
-    for shape in ("pixel1m", "ml20m"):
-        cells = []
-        for file in files.values():
-            found = [r for r in rows(file) if (r["shape"], r["lengths"], r["version"]) == (shape, "full", "fused")]
-            time = {r["model"]: float(r["p50_ms"]) for r in found if r["commit"] == found[0]["commit"]}
-            cells += [f"{time['hstu-trope']:.3f}", _cost(time["hstu-trope"], time["hstu-time"])]
-        lines.append([shape, *cells])
-    return markdown(["hstu-trope, ms", *(each for name in files for each in (name, "over hstu-time"))], lines)
+    for shape, lengths in dict.fromkeys((r["shape"], r["lengths"]) for r in train_rows(version="fused")):
+        found = train_rows(shape=shape, lengths=lengths, version="fused")
+        time = {r["model"]: float(r["p50_ms"]) for r in found}
+        if "hstu-time" not in time:
+            continue
+        speeds = (f"{1e3 / time[model]:.0f}" if model in time else "" for model in MODELS)
+        costs = [_cost(time, "hstu-trope-attention", "hstu-time"), _cost(time, "hstu-trope", "hstu-trope-attention")]
+        lines.append([f"{shape}, {lengths}", *speeds, *costs])
+    return markdown(["it/s", *MODELS, "T-RoPE's cost", "the readout's"], lines)
 
 
-def _cost(ours: float, theirs: float) -> str:
-    return f"{ours / theirs - 1:.1%}"
+def _cost(time: dict[str, float], ours: str, theirs: str) -> str:
+    return f"{time[ours] / time[theirs] - 1:.1%}" if ours in time and theirs in time else ""
 
 
 def training_roofline() -> str:
     """The terms of the roofline estimate beside the step's time, in milliseconds."""
     keys = ("table_ms", "candidates_ms", "matmul_ms", "attention_ms", "roofline_ms", "p50_ms")
     header = ["ms", "table", "candidates", "matmul", "attention", "sum", "measured"]
-    return markdown(header, [[r["shape"], *(f"{float(r[key]):.2f}" for key in keys)] for r in measured_steps("fused")])
+    found = train_rows(version="fused", model="hstu-trope", lengths="full")
+    return markdown(header, [[r["shape"], *(f"{float(r[key]):.2f}" for key in keys)] for r in found])
 
 
 def evaluation() -> str:
@@ -162,10 +145,12 @@ def parity() -> str:
     )
 
 
-def _machine(row: dict[str, str]) -> str:
+def _machine(found: list[dict[str, str]]) -> str:
+    """Where and at which commit all rows were measured."""
+    row, commits = found[0], dict.fromkeys(r["commit"][:7] for r in found)
     return (
         f"{row['device']}, torch {row['torch']}, bf16; copy {int(row['copy_GB_per_s']):,} GB/s, "
-        f"matmul {row['matmul_TFLOP_per_s']} TFLOP/s."
+        f"matmul {row['matmul_TFLOP_per_s']} TFLOP/s; commit {', '.join(commits)}."
     )
 
 
@@ -174,7 +159,6 @@ SPEED = {
     "training": training,
     "training-models": training_models,
     "training-roofline": training_roofline,
-    "readout-kernel": readout_kernel,
     "evaluation": evaluation,
     "cost": cost,
     "cost-models": cost_models,
