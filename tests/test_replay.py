@@ -253,6 +253,10 @@ def test_what_is_refused_is_refused_in_a_line(data: Sequences, run: Path, tmp_pa
     loo = tiny_data(tmp_path / "loo")
     fit(data, run, tmp_path / "fitted", "cpu", progress=False)
     out = tmp_path / "out"
+    other = prepared(
+        write_parquet(tmp_path / "log.parquet", random_log(rows=600, users=30, items=25, seed=1)),
+        tmp_path / "other", loose(protocol=Protocol("holdout", window=2 * DAY)),
+    )  # fmt: skip
     for arguments, words in [
         ((loo.path, "--out", out), "--protocol holdout"),
         ((data.path, "--out", out, "--like", run, "--model", "trope"), "leave out --model"),
@@ -265,6 +269,7 @@ def test_what_is_refused_is_refused_in_a_line(data: Sequences, run: Path, tmp_pa
         ((data.path, "--out", out, "--model", "trope", "--every", "1w"), "of the test window, 2 days"),
         ((data.path, "--out", out, "--like", run, "--every", "soon"), "--every"),
         ((data.path, "--out", out, "--like", tmp_path), "no trained model"),
+        ((other.path, "--out", out, "--like", run), "is not the dataset that"),  # its items are numbered otherwise
     ]:
         code, said = invoke("replay", *arguments, "--device", "cpu")
         assert code == 2 and words in said and "\n" not in said.strip(), said

@@ -28,6 +28,7 @@ import torch
 
 from trope.config import Config
 from trope.data.folder import sha256_of
+from trope.data.run_data import check_run_data
 from trope.data.sequences import Sequences
 from trope.data.views import asked_at, trained_until
 from trope.evaluate.baselines import DecayedPopular, Events, batch_size, half_lives
@@ -101,6 +102,8 @@ class Replay:
         self.recipe = read_recipe(run)
         if read_lineage(run) is not None:
             raise ValueError(f"{run} was trained on every event, the test's too; replay a run of `trope train`")
+        # Dense ids differ by dataset, and another one's test window may have been trained on.
+        check_run_data(run, data.path, data.meta, "replay that one, or leave out --like to train a run first")
         self.run, self.data = run, data.to(device)
         plan = {
             "data": data.meta["checksum"], "model": sha256_of(run / BEST / MODEL_CONFIG), "every": every,
