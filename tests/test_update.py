@@ -29,7 +29,7 @@ from trope.serve.recommender import Recommender
 from trope.times import DAY, say_minute
 from trope.train.distributed import Group
 from trope.train.divergence import DivergenceGuard
-from trope.train.fit import fit, read_recipe
+from trope.train.fit import read_recipe
 from trope.train.fused import FusedStep
 from trope.train.loop import Trainer, train
 from trope.train.optimizer import make_optimizer
@@ -466,5 +466,8 @@ def test_the_weights_that_were_fitted_are_written(run: Path, tmp_path: Path, mon
     newer = [(user, item, time + 600) for user, item, time in new]
     assert invoke(*command(out, write_parquet(tmp_path / "newer.parquet", newer), again, "--steps", 1))[0] == 0
     assert read_recipe(again).pulse != recipe.pulse
-    fit(Sequences.load(again / "data"), again, tmp_path / "fitted", progress=False)
-    assert read_recipe(tmp_path / "fitted").pulse == read_recipe(run).pulse
+    code, said = invoke("fit", again / "data", "--like", again, "--out", tmp_path / "fitted", "--device", "cpu")
+    trained = read_recipe(run).pulse
+    assert trained is not None and trained["users"] != read_recipe(again).pulse["users"]  # type: ignore[index]
+    assert code == 0 and f"on the {trained['users']:,} validation requests it was fitted to" in said, said
+    assert read_recipe(tmp_path / "fitted").pulse == trained
