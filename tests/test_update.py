@@ -355,13 +355,17 @@ def test_a_moved_run_finds_its_dataset(updated: Path, tmp_path: Path) -> None:
         (tmp_path / "gone").rename(updated)
 
 
-def test_what_is_refused_is_refused_in_a_line_and_writes_nothing(run: Path, tmp_path: Path) -> None:
+def test_what_is_refused_is_refused_in_a_line_and_writes_nothing(run: Path, updated: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     new = write_parquet(tmp_path / "new.parquet", NEW)
     text = write_csv(tmp_path / "text.csv", [(1, "abc", LAST + 1), (1, "abd", LAST + 2)])
     for arguments, words in [
         (command(run, text, out), "all items of the dataset are integers"),
         (command(run, write_parquet(tmp_path / "known.parquet", ROWS[:9]), out), "nothing to learn"),
+        (
+            command(updated, write_parquet(tmp_path / "alone.parquet", [(1_000, 1, LAST + 1)]), out),
+            "alone.parquet has no new event that follows another one of its user; there is nothing to learn",
+        ),
         (command(run, tmp_path / "none.parquet", out), "none.parquet"),
         (command(run, new, run), "not empty"),
         (command(run, new, out, "--user-col", "who"), "who"),

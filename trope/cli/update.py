@@ -82,6 +82,7 @@ def _update(
     from trope.runs import OWN_DATA
     from trope.train.divergence import Diverged
     from trope.train.fit import read_recipe
+    from trope.train.step import NothingToLearn
     from trope.train.update_run import learned_events, update_run
 
     _refuse_filled(out)
@@ -112,6 +113,10 @@ def _update(
         except Diverged as diverged:
             typer.secho(f"trope: {diverged}", fg=typer.colors.RED, err=True)
             raise typer.Exit(1) from None
+        except NothingToLearn:  # it names the dataset, which is gone with the folder
+            raise ValueError(
+                f"{events} has no new event that follows another one of its user; there is nothing to learn"
+            ) from None
         for file in inside.iterdir():
             file.rename(folder / file.name)
         inside.rmdir()
