@@ -194,7 +194,9 @@ def test_the_command_writes_a_table_a_page_and_a_figure(data: Sequences, tmp_pat
     assert code == 0, said
     found = json.loads((out / "replay.json").read_text())
     assert found["ticks"] == 2 and set(found["ways"]) == {STALE, COUNTS, UPDATE, RETRAIN, "counting alone"}
-    assert "with live counts" in (out / "replay.md").read_text() and "tick 2 of 2" in said
+    page = (out / "replay.md").read_text()
+    assert "with live counts" in page and "tick 2 of 2" in said
+    assert "# Replay of data: hstu + trope + pulse, width " in page  # `hstu` alone is the name of another model
     assert (out / "replay.png").read_bytes()[:4] == b"\x89PNG"
     code, said = invoke(*command)  # nothing is computed again
     assert code == 0 and "tick" not in said.split("Replay of")[0]

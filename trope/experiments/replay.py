@@ -325,5 +325,7 @@ def _open(out: Path, plan: dict[str, Any], lock: RunLock) -> None:
 
 
 def recipe_name(recipe: Recipe) -> str:
-    """The model's block and width, for titles."""
-    return f"{recipe.config.model.block}, width {recipe.config.model.width}"
+    """The model's block, encoding, pulse and width, for titles."""
+    model, kind = recipe.config.model, recipe.config.rotary.kind
+    parts = [model.block, *([kind] if kind != "none" else []), *(["pulse"] if model.pulse else [])]
+    return f"{' + '.join(parts)}, width {model.width}"
