@@ -402,6 +402,24 @@ def test_the_fused_step_takes_an_updates_batches(data: Sequences) -> None:
         assert bool(fused(0, step, step).loss.isfinite())
 
 
+def test_an_interrupted_update_can_be_started_again(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a dataset beside the run, which is whole before the network learns."""
+    whole, new = tmp_path / "whole", write_parquet(tmp_path / "new.parquet", NEW)
+    arguments = command(run, new, tmp_path / "out", "--steps", 1, "--data-out", whole)
+
+    def stop(*_: Any) -> None:
+        assert (whole / "meta.json").is_file()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trope.train.update_run, "update", stop)
+        code, said = invoke(*arguments)
+        assert code == 130 and "no run was written" in said
+    assert sorted(tmp_path.iterdir()) == [new]
+    code, said = invoke(*arguments)
+    assert code == 0 and Sequences.of_run(tmp_path / "out").path == whole, said
+
+
 def until_test(data: Sequences) -> Tensor:
     """Which events come before the test, [N]."""
     known, learned = data.with_validation(), torch.zeros(data.num_events, dtype=torch.bool)

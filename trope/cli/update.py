@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,9 +104,11 @@ def _update(
     late = int(fresh_N.sum()) - extended.added
     if late:
         typer.echo(f"learned too: {counted(late, 'event')} of the validation and test of {run}")
-    with atomic_folder(out.absolute(), _refuse_filled) as folder:
+    with ExitStack() as undo, atomic_folder(out.absolute(), _refuse_filled) as folder:
         where = data_out or folder / OWN_DATA
         write_extended(extended, old.meta, Path(events).name, where)
+        if data_out is not None:  # without a run it would only be in the way of the next try
+            undo.callback(shutil.rmtree, data_out, ignore_errors=True)
         whole = Sequences.load(where)
         final = (data_out or out / OWN_DATA).absolute()
         inside = folder / "run"  # an empty folder, which `open_run` wants
@@ -120,6 +124,7 @@ def _update(
         for file in inside.iterdir():
             file.rename(folder / file.name)
         inside.rmdir()
+        undo.pop_all()
     if lineage["pulse_requests"]:
         typer.echo(
             f"the pulse was fitted to {counted(lineage['pulse_requests'], 'request')} of the new events before they "
