@@ -11,6 +11,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import ibis
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -107,6 +108,21 @@ def test_times_that_are_rounded(tmp_path: Path) -> None:
     log = tmp_path / "log.parquet"
     pq.write_table(pa.table({"user": users, "item": items, "timestamp": np.array(times, np.float32)}), log)
     refused(log, tmp_path / "out", "'timestamp' is float32, which rounds Unix seconds to multiples of 128")
+
+
+@pytest.mark.parametrize(("kind", "last", "said"), [
+    ("float32", START, "'timestamp' is float32, which rounds"), ("uint64", 2**64 - 1, "1 bad row: .* not a number"),
+])  # fmt: skip
+def test_times_of_a_column_that_is_never_null(tmp_path: Path, kind: str, last: int, said: str) -> None:
+    """A table's column may say so, and its type is not equal to the usual one then."""
+    times = pa.array(np.array([START, START + 1, last], kind))
+    field = pa.field("timestamp", times.type, nullable=False)
+    schema = pa.schema([("user", pa.int64()), ("item", pa.int64()), field])
+    connection = ibis.duckdb.connect(tmp_path / "shop.duckdb")
+    events = pa.table([[1, 1, 1], [1, 2, 3], times], schema=schema)
+    connection.create_table("clicks", events, schema=ibis.Schema.from_pyarrow(schema))
+    connection.disconnect()
+    refused(f"duckdb://{tmp_path}/shop.duckdb", tmp_path / "out", said, table="clicks")
 
 
 def test_first_lines_of_spreadsheets(tmp_path: Path) -> None:

@@ -172,6 +172,8 @@ def test_a_fit_like_a_fit_names_the_run_that_measured(data: Sequences, run: Path
     assert code == 0, said
     assert f"as the validation of {run} chose" in said and f"expect what {run} measured" in said
     assert measured_in(out) == measured_in(run) == run
+    code, said = invoke("evaluate", out, "--device", "cpu")
+    assert code == 2 and f"evaluate {run}, or" in said  # not `fitted`, which has no test either
 
 
 def test_which_numbers_have_the_pulse_is_said(run: Path) -> None:

@@ -181,6 +181,13 @@ def test_a_log_of_one_weekday_cannot_tell_the_week() -> None:
     assert "Day of week: cannot tell; all events have the same day of week." in calendar_findings(report)
 
 
+@pytest.mark.parametrize(("years", "said"), [(1.97, "just under two"), (1.94, "1.9"), (0.123, "0.12")])
+def test_less_than_two_cycles_are_not_said_to_be_two(years: float, said: str) -> None:
+    report = SimpleNamespace(signals=[CalendarSignal("time of year", years, 0.3, 0.2, 0.0)])
+    sentence = f"Time of year: cannot tell; the log covers {said} cycles, and a rhythm shows only from two on."
+    assert sentence in calendar_findings(report)
+
+
 def test_a_log_of_one_moment_cannot_tell_anything(tmp_path: Path) -> None:
     report = report_of([(user, item, MOMENT) for user in range(6) for item in range(6)], tmp_path)
     console = Console(width=80, record=True, file=open(tmp_path / "out", "w"))  # noqa: SIM115

@@ -194,7 +194,9 @@ def test_the_command_writes_a_table_a_page_and_a_figure(data: Sequences, tmp_pat
     assert code == 0, said
     found = json.loads((out / "replay.json").read_text())
     assert found["ticks"] == 2 and set(found["ways"]) == {STALE, COUNTS, UPDATE, RETRAIN, "counting alone"}
-    assert "with live counts" in (out / "replay.md").read_text() and "tick 2 of 2" in said
+    page = (out / "replay.md").read_text()
+    assert "with live counts" in page and "tick 2 of 2" in said
+    assert "# Replay of data: hstu + trope + pulse, width " in page  # `hstu` alone is the name of another model
     assert (out / "replay.png").read_bytes()[:4] == b"\x89PNG"
     code, said = invoke(*command)  # nothing is computed again
     assert code == 0 and "tick" not in said.split("Replay of")[0]
@@ -253,6 +255,10 @@ def test_what_is_refused_is_refused_in_a_line(data: Sequences, run: Path, tmp_pa
     loo = tiny_data(tmp_path / "loo")
     fit(data, run, tmp_path / "fitted", "cpu", progress=False)
     out = tmp_path / "out"
+    other = prepared(
+        write_parquet(tmp_path / "log.parquet", random_log(rows=600, users=30, items=25, seed=1)),
+        tmp_path / "other", loose(protocol=Protocol("holdout", window=2 * DAY)),
+    )  # fmt: skip
     for arguments, words in [
         ((loo.path, "--out", out), "--protocol holdout"),
         ((data.path, "--out", out, "--like", run, "--model", "trope"), "leave out --model"),
@@ -265,6 +271,7 @@ def test_what_is_refused_is_refused_in_a_line(data: Sequences, run: Path, tmp_pa
         ((data.path, "--out", out, "--model", "trope", "--every", "1w"), "of the test window, 2 days"),
         ((data.path, "--out", out, "--like", run, "--every", "soon"), "--every"),
         ((data.path, "--out", out, "--like", tmp_path), "no trained model"),
+        ((other.path, "--out", out, "--like", run), "is not the dataset that"),  # its items are numbered otherwise
     ]:
         code, said = invoke("replay", *arguments, "--device", "cpu")
         assert code == 2 and words in said and "\n" not in said.strip(), said

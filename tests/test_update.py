@@ -29,7 +29,7 @@ from trope.serve.recommender import Recommender
 from trope.times import DAY, say_minute
 from trope.train.distributed import Group
 from trope.train.divergence import DivergenceGuard
-from trope.train.fit import fit, read_recipe
+from trope.train.fit import read_recipe
 from trope.train.fused import FusedStep
 from trope.train.loop import Trainer, train
 from trope.train.optimizer import make_optimizer
@@ -355,13 +355,17 @@ def test_a_moved_run_finds_its_dataset(updated: Path, tmp_path: Path) -> None:
         (tmp_path / "gone").rename(updated)
 
 
-def test_what_is_refused_is_refused_in_a_line_and_writes_nothing(run: Path, tmp_path: Path) -> None:
+def test_what_is_refused_is_refused_in_a_line_and_writes_nothing(run: Path, updated: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     new = write_parquet(tmp_path / "new.parquet", NEW)
     text = write_csv(tmp_path / "text.csv", [(1, "abc", LAST + 1), (1, "abd", LAST + 2)])
     for arguments, words in [
         (command(run, text, out), "all items of the dataset are integers"),
         (command(run, write_parquet(tmp_path / "known.parquet", ROWS[:9]), out), "nothing to learn"),
+        (
+            command(updated, write_parquet(tmp_path / "alone.parquet", [(1_000, 1, LAST + 1)]), out),
+            "alone.parquet has no new event that follows another one of its user; there is nothing to learn",
+        ),
         (command(run, tmp_path / "none.parquet", out), "none.parquet"),
         (command(run, new, run), "not empty"),
         (command(run, new, out, "--user-col", "who"), "who"),
@@ -396,6 +400,24 @@ def test_the_fused_step_takes_an_updates_batches(data: Sequences) -> None:
         assert tokens.items_T[tokens.items_T != 0].tolist() == batch.items[valid].tolist()
     for step in range(feed.steps):
         assert bool(fused(0, step, step).loss.isfinite())
+
+
+def test_an_interrupted_update_can_be_started_again(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a dataset beside the run, which is whole before the network learns."""
+    whole, new = tmp_path / "whole", write_parquet(tmp_path / "new.parquet", NEW)
+    arguments = command(run, new, tmp_path / "out", "--steps", 1, "--data-out", whole)
+
+    def stop(*_: Any) -> None:
+        assert (whole / "meta.json").is_file()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trope.train.update_run, "update", stop)
+        code, said = invoke(*arguments)
+        assert code == 130 and "no run was written" in said
+    assert sorted(tmp_path.iterdir()) == [new]
+    code, said = invoke(*arguments)
+    assert code == 0 and Sequences.of_run(tmp_path / "out").path == whole, said
 
 
 def until_test(data: Sequences) -> Tensor:
@@ -466,5 +488,8 @@ def test_the_weights_that_were_fitted_are_written(run: Path, tmp_path: Path, mon
     newer = [(user, item, time + 600) for user, item, time in new]
     assert invoke(*command(out, write_parquet(tmp_path / "newer.parquet", newer), again, "--steps", 1))[0] == 0
     assert read_recipe(again).pulse != recipe.pulse
-    fit(Sequences.load(again / "data"), again, tmp_path / "fitted", progress=False)
-    assert read_recipe(tmp_path / "fitted").pulse == read_recipe(run).pulse
+    code, said = invoke("fit", again / "data", "--like", again, "--out", tmp_path / "fitted", "--device", "cpu")
+    trained = read_recipe(run).pulse
+    assert trained is not None and trained["users"] != read_recipe(again).pulse["users"]  # type: ignore[index]
+    assert code == 0 and f"on the {trained['users']:,} validation requests it was fitted to" in said, said
+    assert read_recipe(tmp_path / "fitted").pulse == trained

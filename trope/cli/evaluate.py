@@ -40,12 +40,13 @@ def evaluate(
     from trope.evaluate.streamed import evaluate as evaluate_model
     from trope.models.recommender import SequentialRecommender
     from trope.runs import BEST, CONFIG, check_model_config, read_lineage, write_json
+    from trope.train.results import measured_in
 
     lineage = read_lineage(run)
     if lineage is not None:
         raise ValueError(
             f"{run} was made by `trope {lineage['kind']}`, which trains on every event, so there is nothing to test; "
-            f"evaluate {lineage['parent']['path']}, or measure freshness with `trope replay`"
+            f"evaluate {measured_in(run)}, or measure freshness with `trope replay`"
         )
     store: Sequences | Stream
     store = Sequences.of_run(run, data) if memory is None else Stream.of_run(run, parse_bytes(memory, "--memory"), data)

@@ -47,5 +47,5 @@ def fit(
     with exit_codes():
         run_fit(store, like, out, device, resume, progress, checkpoint_seconds)
     if is_first():
-        said = say_measured(recipe.config.train.criterion, recipe.valid, recipe.test, recipe.pulse)
+        said = say_measured(recipe.config.train.criterion, recipe.valid, recipe.test, recipe.trained_pulse)
         typer.echo(f"{out} is ready to serve. Nothing is left to test it on; expect what {measured} measured: {said}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,6 +84,7 @@ def _update(
     from trope.runs import OWN_DATA
     from trope.train.divergence import Diverged
     from trope.train.fit import read_recipe
+    from trope.train.step import NothingToLearn
     from trope.train.update_run import learned_events, update_run
 
     _refuse_filled(out)
@@ -101,9 +104,11 @@ def _update(
     late = int(fresh_N.sum()) - extended.added
     if late:
         typer.echo(f"learned too: {counted(late, 'event')} of the validation and test of {run}")
-    with atomic_folder(out.absolute(), _refuse_filled) as folder:
+    with ExitStack() as undo, atomic_folder(out.absolute(), _refuse_filled) as folder:
         where = data_out or folder / OWN_DATA
         write_extended(extended, old.meta, Path(events).name, where)
+        if data_out is not None:  # without a run it would only be in the way of the next try
+            undo.callback(shutil.rmtree, data_out, ignore_errors=True)
         whole = Sequences.load(where)
         final = (data_out or out / OWN_DATA).absolute()
         inside = folder / "run"  # an empty folder, which `open_run` wants
@@ -112,9 +117,14 @@ def _update(
         except Diverged as diverged:
             typer.secho(f"trope: {diverged}", fg=typer.colors.RED, err=True)
             raise typer.Exit(1) from None
+        except NothingToLearn:  # it names the dataset, which is gone with the folder
+            raise ValueError(
+                f"{events} has no new event that follows another one of its user; there is nothing to learn"
+            ) from None
         for file in inside.iterdir():
             file.rename(folder / file.name)
         inside.rmdir()
+        undo.pop_all()
     if lineage["pulse_requests"]:
         typer.echo(
             f"the pulse was fitted to {counted(lineage['pulse_requests'], 'request')} of the new events before they "

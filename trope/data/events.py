@@ -54,7 +54,7 @@ class Events:
 
 def clean(raw: RawEvents, source: Source, skip_bad: bool) -> Events:
     """Check every row. Bad rows are an error; with `skip_bad` they are left out and counted."""
-    kind = raw.table.time.type()
+    kind = raw.table.time.type().copy(nullable=True)  # a column that is never null has another type, "!float32"
     if kind in (dt.float16, dt.float32):
         raise ValueError(
             f"{source.name}: the time column {source.columns.time!r} is {kind}, which rounds Unix seconds to "
@@ -113,7 +113,7 @@ def _tick(time: ir.Value) -> ir.Value:
     kind = time.type()
     if kind.is_integer():
         # Of the integers only uint64 may not fit, and such a time is none.
-        return time.try_cast("int64") if kind == dt.uint64 else time.cast("int64")
+        return time.try_cast("int64") if kind.is_uint64() else time.cast("int64")
     if kind.is_floating() or kind.is_decimal():
         return _floor(time.cast("float64"))
     if not kind.is_string():

@@ -28,6 +28,7 @@ import torch
 
 from trope.config import Config
 from trope.data.folder import sha256_of
+from trope.data.run_data import check_run_data
 from trope.data.sequences import Sequences
 from trope.data.views import asked_at, trained_until
 from trope.evaluate.baselines import DecayedPopular, Events, batch_size, half_lives
@@ -101,6 +102,8 @@ class Replay:
         self.recipe = read_recipe(run)
         if read_lineage(run) is not None:
             raise ValueError(f"{run} was trained on every event, the test's too; replay a run of `trope train`")
+        # Dense ids differ by dataset, and another one's test window may have been trained on.
+        check_run_data(run, data.path, data.meta, "replay that one, or leave out --like to train a run first")
         self.run, self.data = run, data.to(device)
         plan = {
             "data": data.meta["checksum"], "model": sha256_of(run / BEST / MODEL_CONFIG), "every": every,
@@ -322,5 +325,7 @@ def _open(out: Path, plan: dict[str, Any], lock: RunLock) -> None:
 
 
 def recipe_name(recipe: Recipe) -> str:
-    """The model's block and width, for titles."""
-    return f"{recipe.config.model.block}, width {recipe.config.model.width}"
+    """The model's block, encoding, pulse and width, for titles."""
+    model, kind = recipe.config.model, recipe.config.rotary.kind
+    parts = [model.block, *([kind] if kind != "none" else []), *(["pulse"] if model.pulse else [])]
+    return f"{' + '.join(parts)}, width {model.width}"

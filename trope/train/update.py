@@ -37,7 +37,7 @@ from trope.train.stepper import Stepper
 # How many steps lie between two looks at whether everything is finite, which wait for the device.
 _LOOK_EVERY = 200
 # Passes over the new events, as long as they stay below this share of a training's steps; one pass is made in any case.
-# Not tuned: on a quarter of Globo's users (docs/findings.md) one pass has 57.23 where these have 57.35, one seed.
+# Not tuned: on a quarter of Globo's users one pass had 57.23 where these had 57.35, one seed, without the pulse's fit.
 MOST_PASSES, MOST_SHARE = 5, 0.05
 # So many users of the new events move the pulse's weights half of the way; with fewer than the second nothing is
 # fitted. results/update-tried-quarter.txt has what was tried, on a quarter of Globo's users.

@@ -65,7 +65,9 @@ def calendar_findings(report: Report) -> list[str]:
             is_day = signal.name == "hour of day" and signal.cycles >= 1
             sentence = PLAIN_DATES if is_day else f"all events have the same {signal.name}"
         elif signal.verdict == "cannot tell":
-            sentence = f"the log covers {signal.cycles:.2g} cycles, and a rhythm shows only from two on"
+            covered = f"{signal.cycles:.2g}"
+            covered = "just under two" if covered == "2" else covered  # rounded up, it would be enough
+            sentence = f"the log covers {covered} cycles, and a rhythm shows only from two on"
         elif signal.verdict == "none seen":
             sentence = "no item profile that repeats from cycle to cycle"
         else:
