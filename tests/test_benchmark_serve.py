@@ -1,7 +1,10 @@
 """`trope bench serve`: a real server, a real load, and numbers that are those of the load."""
 
 import csv
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -48,6 +51,26 @@ def test_a_load_that_fails_says_why(run: Path, tmp_path: Path) -> None:
         server.end()
     with pytest.raises(ValueError, match="the server ended"):
         Server(["false"])
+
+
+def test_a_server_that_is_interrupted_while_it_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes while its lines are read."""
+    started = []
+
+    def noted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(Popen(*arguments, **options))
+        started[0].stderr = interrupted()
+        return started[0]
+
+    def interrupted() -> Iterator[bytes]:
+        yield b"loading\n"
+        raise KeyboardInterrupt
+
+    Popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    with pytest.raises(KeyboardInterrupt):
+        Server(["sleep", "60"])
+    assert started[0].poll() is not None
 
 
 def test_what_the_server_refuses_is_one_line(run: Path) -> None:
