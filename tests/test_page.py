@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -372,6 +373,9 @@ def test_a_key_is_asked_for_and_used(browser: Any, server: Process, tmp_path: Pa
 
 
 def test_a_server_that_was_away_is_asked_again(browser: Any, server: Process) -> None:
+    def answer(body: str, route: Any) -> None:
+        route.fulfill(status=502, body=body)
+
     page = browser.new_page()
     page.route("**/model*", lambda route: route.abort())
     page.goto(f"{server.url}/")
@@ -381,8 +385,12 @@ def test_a_server_that_was_away_is_asked_again(browser: Any, server: Process) ->
     page.click("#question button[type=submit]")
     page.wait_for_selector(FIRST)
     assert page.is_hidden("#problem")
-    page.route("**/timeline", lambda route: route.fulfill(status=502, body="<html>Bad gateway</html>"))
-    page.click("#question button[type=submit]")
-    page.wait_for_selector("#problem:not([hidden])")
-    assert "with status 502, is not from trope" in page.text_content("#problem")
+    for body in ("<html>Bad gateway</html>", '{"message": "Bad gateway"}', "null"):
+        page.route("**/timeline", partial(answer, body))
+        page.click("#question button[type=submit]")
+        page.wait_for_selector("#problem:not([hidden])")
+        assert "with status 502, is not from trope" in page.text_content("#problem")
+        page.unroute("**/timeline")
+        page.click("#question button[type=submit]")
+        page.wait_for_selector("#problem", state="hidden")
     page.close()
