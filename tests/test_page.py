@@ -382,9 +382,10 @@ def test_a_server_that_was_away_is_asked_again(browser: Any, server: Process) ->
     page.wait_for_selector("#problem:not([hidden])")
     assert page.text_content("#problem") == "The server does not answer. Is it still running?"
     page.unroute("**/model*")
+    page.fill("#user", "u13")
     page.click("#question button[type=submit]")
     page.wait_for_selector(FIRST)
-    assert page.is_hidden("#problem")
+    assert page.is_hidden("#problem") and page.input_value("#user") == "u13", "who was asked for meanwhile"
     for body in ("<html>Bad gateway</html>", '{"message": "Bad gateway"}', "null"):
         page.route("**/timeline", partial(answer, body))
         page.click("#question button[type=submit]")

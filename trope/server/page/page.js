@@ -173,6 +173,7 @@ at("question").addEventListener("submit", async (event) => {
   try {
     if (!panels.length) { // it could not be opened: a key is missing, or the server was away
       at("problem").hidden = true;
+      if (kind() === "user" && user.value.trim()) wanted.set("user", user.value.trim());
       await open();
     } else if (kind() === "history") {
       const last = lastTime(readHistory(history.value, model.item_ids_are_text));
