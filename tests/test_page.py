@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -171,6 +172,19 @@ def test_the_keyboard_moves_by_days_and_months(page: Any) -> None:
     page.keyboard.press("PageDown")
     assert slider.input_value() == "0"
     assert slider.get_attribute("aria-valuetext")
+
+
+def test_the_days_since_the_training_are_told(page: Any) -> None:
+    until = page.evaluate("fetch('/model').then((answer) => answer.json()).then((model) => model.trained_until)")
+    with page.expect_response("**/timeline"):
+        page.fill("#start", time.strftime("%Y-%m-%d", time.gmtime(until - 3 * 86_400)))
+    loaded(page)
+    said = []
+    for step in range(6):
+        go(page, step)
+        said.append(page.text_content("#since"))
+    days = [f"{days} after the last training event" for days in ("1 day", "2 days", "3 days")]
+    assert said in (["", "", "", *days], ["", "", "", "", *days[:2]]), "its noon is before or after the last event"
 
 
 def test_a_user_is_found_by_typing(page: Any, server: Process) -> None:

@@ -131,8 +131,8 @@ function paint() {
   const step = Number(slider.value);
   at("date").textContent = dates[step];
   slider.setAttribute("aria-valuetext", dates[step]);
-  const after = moments[step] - model.trained_until;
-  at("since").textContent = after > 0 ? `${Math.ceil(after / DAY)} days after the last training event` : "";
+  const after = Math.ceil((moments[step] - model.trained_until) / DAY);
+  at("since").textContent = after > 0 ? `${after} ${after === 1 ? "day" : "days"} after the last training event` : "";
   for (const panel of panels) panel.show(step);
   clearTimeout(speaking);
   speaking = setTimeout(settle, STILL, step);
