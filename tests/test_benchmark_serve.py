@@ -1,13 +1,17 @@
 """`trope bench serve`: a real server, a real load, and numbers that are those of the load."""
 
 import csv
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.serving import make_data, make_run
 from trope.bench.load import load
+from trope.bench.serve import warm_up
 from trope.bench.server import Server, serve
 from trope.cli.main import app
 
@@ -50,9 +54,39 @@ def test_a_load_that_fails_says_why(run: Path, tmp_path: Path) -> None:
         Server(["false"])
 
 
-def test_what_the_server_refuses_is_one_line(run: Path) -> None:
+def test_the_warm_up_asks_for_no_more_than_a_server_takes(run: Path, tmp_path: Path) -> None:
+    server = serve(run, "--quiet", "--store", str(tmp_path / "s"))
+    try:
+        warm_up(server.url, [{"user_id": "u01", "k": 300}] * 100)
+        with pytest.raises(ValueError, match=r"the server refused a question: question 0\.k must be"):
+            warm_up(server.url, [{"user_id": "u01", "k": 1_000_000}])
+    finally:
+        server.end()
+
+
+def test_a_server_that_is_interrupted_while_it_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes while its lines are read."""
+    started = []
+
+    def noted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(Popen(*arguments, **options))
+        started[0].stderr = interrupted()
+        return started[0]
+
+    def interrupted() -> Iterator[bytes]:
+        yield b"loading\n"
+        raise KeyboardInterrupt
+
+    Popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    with pytest.raises(KeyboardInterrupt):
+        Server(["sleep", "60"])
+    assert started[0].poll() is not None
+
+
+def test_what_is_refused_is_one_line(run: Path) -> None:
     for asked, reason in (
-        (["-k", "1000000"], "the server refused a question: "),
+        (["-k", "16"], f"{run} has 15 items, fewer than -k 16"),
         (["--device", "mps"], "the server ended: trope: "),
     ):
         done = CliRunner().invoke(app, ["bench", "serve", str(run), "--seconds", "0.1", *asked])

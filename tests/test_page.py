@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,19 @@ def test_the_keyboard_moves_by_days_and_months(page: Any) -> None:
     page.keyboard.press("PageDown")
     assert slider.input_value() == "0"
     assert slider.get_attribute("aria-valuetext")
+
+
+def test_the_days_since_the_training_are_told(page: Any) -> None:
+    until = page.evaluate("fetch('/model').then((answer) => answer.json()).then((model) => model.trained_until)")
+    with page.expect_response("**/timeline"):
+        page.fill("#start", time.strftime("%Y-%m-%d", time.gmtime(until - 3 * 86_400)))
+    loaded(page)
+    said = []
+    for step in range(6):
+        go(page, step)
+        said.append(page.text_content("#since"))
+    days = [f"{days} after the last training event" for days in ("1 day", "2 days", "3 days")]
+    assert said in (["", "", "", *days], ["", "", "", "", *days[:2]]), "its noon is before or after the last event"
 
 
 def test_a_user_is_found_by_typing(page: Any, server: Process) -> None:
@@ -372,17 +387,25 @@ def test_a_key_is_asked_for_and_used(browser: Any, server: Process, tmp_path: Pa
 
 
 def test_a_server_that_was_away_is_asked_again(browser: Any, server: Process) -> None:
+    def answer(body: str, route: Any) -> None:
+        route.fulfill(status=502, body=body)
+
     page = browser.new_page()
     page.route("**/model*", lambda route: route.abort())
     page.goto(f"{server.url}/")
     page.wait_for_selector("#problem:not([hidden])")
     assert page.text_content("#problem") == "The server does not answer. Is it still running?"
     page.unroute("**/model*")
+    page.fill("#user", "u13")
     page.click("#question button[type=submit]")
     page.wait_for_selector(FIRST)
-    assert page.is_hidden("#problem")
-    page.route("**/timeline", lambda route: route.fulfill(status=502, body="<html>Bad gateway</html>"))
-    page.click("#question button[type=submit]")
-    page.wait_for_selector("#problem:not([hidden])")
-    assert "with status 502, is not from trope" in page.text_content("#problem")
+    assert page.is_hidden("#problem") and page.input_value("#user") == "u13", "who was asked for meanwhile"
+    for body in ("<html>Bad gateway</html>", '{"message": "Bad gateway"}', "null"):
+        page.route("**/timeline", partial(answer, body))
+        page.click("#question button[type=submit]")
+        page.wait_for_selector("#problem:not([hidden])")
+        assert "with status 502, is not from trope" in page.text_content("#problem")
+        page.unroute("**/timeline")
+        page.click("#question button[type=submit]")
+        page.wait_for_selector("#problem", state="hidden")
     page.close()

@@ -209,6 +209,7 @@ def test_unknown_items_are_refused_or_dropped(recommender: Recommender, events: 
         (lambda e: e.to_numpy(), "or an Arrow table, got ndarray$"),
         (lambda e: pd.concat([e, e[["item_id"]]], axis=1), "two columns of one name"),
         (lambda e: pd.DataFrame(), "must have a column 'user_id', got none"),
+        (lambda e: pa.table({**e, "timestamp": pa.array([b"2017"] * len(e), pa.binary(4))}), "datetimes, got Unknown"),
     ],
 )
 def test_bad_events(recommender: Recommender, events: Any, change: Any, said: str) -> None:

@@ -243,6 +243,20 @@ def test_a_restart_goes_on_and_other_shares_are_refused(start: Start, tmp_path: 
         pass
 
 
+def test_an_experiment_keeps_its_control_whatever_the_order_of_arms(start: Start, tmp_path: Path) -> None:
+    """The control's model answers for everybody, and its run holds the events."""
+    asked = ["trope=b:1", "control=a:1"]
+    assert list(runs_of(None, asked, "spring", tmp_path / "shown", False)) == ["trope", "control"]
+    with start() as client:
+        model = client.get("/model").json()["version"]
+    again = runs_of(None, asked, "spring", tmp_path / "shown", False)
+    assert [arm.run for arm in again.values()] == ["a", "b"]
+    with start(arms=tuple(again)) as client:
+        assert client.get("/model").json()["version"] == model == ask(client, history=[])["model"]
+    (tmp_path / "file").touch()
+    assert runs_of(None, asked, "spring", tmp_path / "file", False), "`begin_experiment` says that it is a file"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

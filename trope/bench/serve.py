@@ -20,11 +20,13 @@ import numpy as np
 from trope.bench.load import load
 from trope.bench.server import Server, serve
 from trope.bench.tools import keep_rows, make_console, make_table
+from trope.data.printable import counted
 from trope.data.stream import data_of_run
 from trope.environment import describe
 
 USERS = 2_000  # that are asked for, at most
-TOGETHER = 256  # users of a request of the warm-up
+TOGETHER = 256  # users of a request of the warm-up, at most
+LISTED = 20_000  # items of all lists of such a request; a server takes little more
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,12 @@ def serving_benchmark(
     run: Path, clients: tuple[int, ...], seconds: float, k: int, device: str, csv: Path | None
 ) -> list[Row]:
     """Start the server, load it with each number of clients, print the table and write it to `csv`."""
-    ids = data_of_run(run).ids("user_ids")
+    data = data_of_run(run)
+    ids = data.ids("user_ids")
     if ids is None or not len(ids):
         raise ValueError(f"{run} has a dataset without user ids; prepare the data again")
+    if k > data.num_items:
+        raise ValueError(f"{run} has {counted(data.num_items, 'item')}, fewer than -k {k}; ask for fewer")
     drawn = np.random.default_rng(0).permutation(len(ids))[:USERS]
     questions = [{"user_id": str(ids[int(row)]), "k": k} for row in drawn]
     console, environment = make_console(), describe()
@@ -70,8 +75,10 @@ def serving_benchmark(
 
 def warm_up(url: str, questions: list[dict[str, Any]]) -> None:
     """Ask all questions three times, in lists."""
-    for first in [*range(0, len(questions), TOGETHER)] * 3:
-        body, headers = json.dumps(questions[first : first + TOGETHER]), {"Content-Type": "application/json"}
+    k = max(question.get("k", 1) for question in questions)
+    together = max(1, min(TOGETHER, LISTED // k))
+    for first in [*range(0, len(questions), together)] * 3:
+        body, headers = json.dumps(questions[first : first + together]), {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{url}/recommend", body.encode(), headers, method="POST")
         try:
             urllib.request.urlopen(request, timeout=300).read()

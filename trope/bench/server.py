@@ -34,17 +34,17 @@ class Server:
         assert self.process.stderr is not None
         self.url = ""
         self.lines: list[str] = []
-        for raw in self.process.stderr:
-            self.lines.append(raw.decode())
-            if found := re.search(ready, self.lines[-1]):
-                self.url = found[1]
-                break
-        if not self.url:
-            raise ValueError("the server ended: " + "".join(self.lines).strip())
-        threading.Thread(target=self._drain, daemon=True).start()
         try:
+            for raw in self.process.stderr:
+                self.lines.append(raw.decode())
+                if found := re.search(ready, self.lines[-1]):
+                    self.url = found[1]
+                    break
+            if not self.url:
+                raise ValueError("the server ended: " + "".join(self.lines).strip())
+            threading.Thread(target=self._drain, daemon=True).start()
             wait_until_answering(self.url)
-        except BaseException:
+        except BaseException:  # also Ctrl-C, which does not reach the group of the server
             self.end()
             raise
         self.start_seconds = time.perf_counter() - started

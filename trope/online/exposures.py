@@ -101,7 +101,7 @@ def read_experiment(folder: Path) -> Experiment | None:
             raise ValueError(f"its format is {said['format']}")
         shares = {str(arm): float(told["share"]) for arm, told in said["arms"].items()}
         return Experiment(said["name"], shares, int(said["started"]), said["salt"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # `begin_experiment` refuses a file
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

@@ -142,7 +142,7 @@ def _check_items(items: nw.Series[Any], text: bool) -> None:
 def _seconds(times: nw.Series[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Unix seconds, and the column's own finer ticks; a datetime without a zone is UTC, as `trope prepare` reads it."""
     kind = times.dtype
-    if kind == nw.Unknown and getattr(times.to_native().dtype, "tz", None) is not None:
+    if kind == nw.Unknown and getattr(getattr(times.to_native(), "dtype", None), "tz", None) is not None:
         # pandas in a zone whose name Narwhals does not read: America/New_York, Etc/GMT+3.
         times = nw.from_native(times.to_native().dt.tz_convert("UTC"), series_only=True)
         kind = times.dtype

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from trope.data.printable import counted
 from trope.evaluate.live import users_at_a_time
 from trope.evaluate.ranking import Cells, TopK
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
@@ -292,7 +293,7 @@ def _note(served: Served, question: Question, rows: list[Row]) -> str | None:
         notes += [] if late is None else [late]
     if question.allow is not None and not question.new_items:
         unknown = len(rows[0].wanted.new)
-        notes += [f"{unknown:,} items of allow are not among the model's"] if unknown else []
+        notes += [f"the model does not know {counted(unknown, 'item')} of allow"] if unknown else []
     return "; ".join(notes) or None
 
 

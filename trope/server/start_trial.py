@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trope.online.assignment import ArmOption, Experiment, read_arms
 from trope.online.exposure_log import ExposureLog
-from trope.online.exposures import begin_experiment
+from trope.online.exposures import begin_experiment, read_experiment
 from trope.server.served import Served
 from trope.server.trial import Trial
 
@@ -19,7 +19,10 @@ EXPOSURES = Path("exposures")
 def runs_of(
     run: str | None, arms: list[str], experiment: str | None, exposures: Path | None, may_override: bool
 ) -> dict[str, ArmOption]:
-    """The runs to serve by arm, or RUN alone under an empty name; refuses options that do not belong together."""
+    """The runs to serve by arm, or RUN alone under an empty name; refuses options that do not belong together.
+
+    The control comes first. An experiment that goes on keeps its control, in whatever order a restart names the arms.
+    """
     if not arms:
         for option, given in (
             ("--experiment", experiment),
@@ -40,6 +43,10 @@ def runs_of(
     found = {arm.name: arm for arm in read_arms(arms)}
     # Refuses bad names and shares before models are loaded, which takes seconds.
     Experiment(experiment, {arm.name: arm.share for arm in found.values()}, 0, experiment)
+    # By default events are stored in the control's run: with another arm first, they would seem to be lost.
+    old = read_experiment(_folder(experiment, exposures))
+    if old is not None and old.arms.keys() == found.keys():
+        return {arm: found[arm] for arm in old.arms}
     return found
 
 
@@ -53,10 +60,14 @@ def open_trial(
     watch: bool,
 ) -> Trial:
     """Begin an experiment, or go on with the one in the folder. exposures: by default `EXPOSURES` / name."""
-    folder = EXPOSURES / name if exposures is None else exposures
+    folder = _folder(name, exposures)
     shares = {arm.name: arm.share for arm in runs.values()}
     versions = {arm: served.version for arm, served in models.items()}
     experiment = begin_experiment(folder, name, shares, int(time.time()), versions)
     log = ExposureLog(folder)
     watched = {arm.name: Path(arm.run) for arm in runs.values()} if watch else {}
     return Trial(experiment, log, may_override, watched)
+
+
+def _folder(name: str, exposures: Path | None) -> Path:
+    return EXPOSURES / name if exposures is None else exposures

@@ -24,8 +24,11 @@ async function request(path, options) {
     content = await answer.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    if (error instanceof SyntaxError) throw new Error(`The answer, with status ${answer.status}, is not from trope. Does a proxy stand before it?`);
-    throw new Error("The server does not answer. Is it still running?");
+    if (!(error instanceof SyntaxError)) throw new Error("The server does not answer. Is it still running?");
+  }
+  // No JSON, or a failure without our line.
+  if (!content || (!answer.ok && !content.error)) {
+    throw new Error(`The answer, with status ${answer.status}, is not from trope. Does a proxy stand before it?`);
   }
   if (answer.status === 401) throw new KeyNeeded(content.error);
   if (!answer.ok) throw new Error(content.error);

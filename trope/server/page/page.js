@@ -131,8 +131,8 @@ function paint() {
   const step = Number(slider.value);
   at("date").textContent = dates[step];
   slider.setAttribute("aria-valuetext", dates[step]);
-  const after = moments[step] - model.trained_until;
-  at("since").textContent = after > 0 ? `${Math.ceil(after / DAY)} days after the last training event` : "";
+  const after = Math.ceil((moments[step] - model.trained_until) / DAY);
+  at("since").textContent = after > 0 ? `${after} ${after === 1 ? "day" : "days"} after the last training event` : "";
   for (const panel of panels) panel.show(step);
   clearTimeout(speaking);
   speaking = setTimeout(settle, STILL, step);
@@ -173,6 +173,7 @@ at("question").addEventListener("submit", async (event) => {
   try {
     if (!panels.length) { // it could not be opened: a key is missing, or the server was away
       at("problem").hidden = true;
+      if (kind() === "user" && user.value.trim()) wanted.set("user", user.value.trim());
       await open();
     } else if (kind() === "history") {
       const last = lastTime(readHistory(history.value, model.item_ids_are_text));
