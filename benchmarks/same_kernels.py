@@ -77,6 +77,7 @@ def launch_everything() -> None:
     from trope.kernels import attention
     from trope.kernels.batch import BatchShape, Source, gather_batch
     from trope.kernels.causal_attention import causal_attention
+    from trope.kernels.divergence import Watched, watch
     from trope.kernels.embed import embed, embed_backward
     from trope.kernels.gradient_buffer import GradientBuffer
     from trope.kernels.norm import gate, norm
@@ -90,7 +91,6 @@ def launch_everything() -> None:
     from trope.kernels.split_rotate import split_rotate
     from trope.kernels.swiglu import swiglu
     from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
-    from trope.kernels.watch import Watched, watch
 
     # The tile of a GPU, though the tensors are on the CPU.
     ranking_triton._tile = lambda x: {"BLOCK_S": 128, "BLOCK_V": 256, "BLOCK_E": 64, "WIDEN": False}

@@ -422,8 +422,8 @@ def test_size_rate_and_host_are_limited(pulse_run: Path, tmp_path: Path) -> None
         chunks = (b" " * 600 for _ in range(3))
         assert client.post("/recommend", content=chunks, headers=JSON).status_code == 413
         assert client.get("/health", headers={"host": "evil.example"}).status_code == 421
-        codes = [client.get("/health").status_code for _ in range(20)]
-        assert set(codes) == {200, 429} and codes[-1] == 429
+        codes = {client.get("/health").status_code for _ in range(60)}  # more than 4 a second on any machine
+        assert codes == {200, 429}
 
 
 def test_wrong_keys_are_limited_too(pulse_run: Path, tmp_path: Path) -> None:

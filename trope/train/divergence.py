@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from trope.kernels.watch import Watched, watch
+from trope.kernels.divergence import Watched, watch
 
 
 class Diverged(RuntimeError):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.watch import reference
-from trope.kernels.watch.reference import Watched
+from trope.kernels.divergence import reference
+from trope.kernels.divergence.reference import Watched
 
 __all__ = ["Watched", "watch"]
 
@@ -28,6 +28,6 @@ def watch(loss: Tensor, norms_P: Tensor, watched: Watched, backend: Backend = "a
     """
     if resolve_backend(backend, norms_P) == "torch":
         return reference.watch(loss, norms_P, watched)
-    from trope.kernels.watch import triton as fused  # only now: CPU users need no Triton
+    from trope.kernels.divergence import triton as fused  # only now: CPU users need no Triton
 
     return fused.watch(loss, norms_P, watched)

@@ -31,7 +31,7 @@ class Watched(NamedTuple):
 
 
 def watch(loss: Tensor, norms_P: Tensor, watched: Watched) -> Tensor:
-    """See `trope.kernels.watch.watch`."""
+    """See `trope.kernels.divergence.watch`."""
     norm = norms_P.norm()
     watched.step.add_(1)
     is_first = (watched.bad_step < 0) & ~(norm + loss).isfinite()

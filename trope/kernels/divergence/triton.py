@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trope.kernels.watch.reference import Watched
+from trope.kernels.divergence.reference import Watched
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def _watch_kernel(p_loss, p_norms, p_step, p_bad_step, p_bad_loss, p_bad_norms, 
 
 
 def watch(loss: Tensor, norms_P: Tensor, watched: Watched) -> Tensor:
-    """See `trope.kernels.watch.watch`."""
+    """See `trope.kernels.divergence.watch`."""
     assert norms_P.dtype == torch.float32 and norms_P.is_contiguous()
     norm = torch.empty((), device=norms_P.device)
     _watch_kernel[(1,)](

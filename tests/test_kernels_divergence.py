@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from trope.kernels.backend import Backend
-from trope.kernels.watch import Watched, watch
+from trope.kernels.divergence import Watched, watch
 
-pytest.importorskip("trope.kernels.watch.triton", reason="needs the package triton")
+pytest.importorskip("trope.kernels.divergence.triton", reason="needs the package triton")
 
 NAN, INF = math.nan, math.inf
 
