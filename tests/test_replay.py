@@ -251,6 +251,16 @@ def test_a_replay_of_another_model_or_of_a_given_run_is_refused(
     assert code == 2 and "given as --like" in said and not (played[0] / "train").exists()
 
 
+def test_a_run_of_the_same_log_with_another_window(data: Sequences, run: Path, tmp_path: Path) -> None:
+    """It is replayed unless it has learned the window."""
+    log = write_parquet(tmp_path / "log.parquet", random_log(rows=600, users=30, items=20, seed=0))
+    shorter = prepared(log, tmp_path / "shorter", loose(protocol=Protocol("holdout", window=DAY)))
+    assert [record["users"] > 0 for record in play(shorter, run, tmp_path / "out")] == [True, True]
+    train(shorter, tiny(*SETTINGS, model="trope"), tmp_path / "later", "cpu", progress=False)
+    with pytest.raises(ValueError, match="was trained on events of the test window"):
+        play(data, tmp_path / "later", tmp_path / "refused")
+
+
 def test_what_is_refused_is_refused_in_a_line(data: Sequences, run: Path, tmp_path: Path) -> None:
     loo = tiny_data(tmp_path / "loo")
     fit(data, run, tmp_path / "fitted", "cpu", progress=False)
@@ -271,7 +281,7 @@ def test_what_is_refused_is_refused_in_a_line(data: Sequences, run: Path, tmp_pa
         ((data.path, "--out", out, "--model", "trope", "--every", "1w"), "of the test window, 2 days"),
         ((data.path, "--out", out, "--like", run, "--every", "soon"), "--every"),
         ((data.path, "--out", out, "--like", tmp_path), "no trained model"),
-        ((other.path, "--out", out, "--like", run), "is not the dataset that"),  # its items are numbered otherwise
+        ((other.path, "--out", out, "--like", run), "was trained on other items"),
     ]:
         code, said = invoke("replay", *arguments, "--device", "cpu")
         assert code == 2 and words in said and "\n" not in said.strip(), said

@@ -59,11 +59,11 @@ def folder_of_run(run: Path, path: Path | None) -> Path:
     return path
 
 
-def check_run_data(run: Path, path: Path, meta: dict[str, Any], todo: str = "give the right one with --data") -> None:
+def check_run_data(run: Path, path: Path, meta: dict[str, Any]) -> None:
     """Refuse another dataset than the one that a run was trained on."""
     recorded = read_data(run)
     if meta["checksum"] != recorded["checksum"]:
         raise ValueError(
             f"{path} is not the dataset that {run} was trained on: its checksum is {meta['checksum'][:12]}..., "
-            f"the run's {recorded['checksum'][:12]}...; {todo}"
+            f"the run's {recorded['checksum'][:12]}...; give the right one with --data"
         )

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import torch
 
 from trope.config import Config
+from trope.data.catalogue import Catalogue
 from trope.data.folder import sha256_of
-from trope.data.run_data import check_run_data
 from trope.data.sequences import Sequences
 from trope.data.views import asked_at, trained_until
 from trope.evaluate.baselines import DecayedPopular, Events, batch_size, half_lives
@@ -36,7 +36,19 @@ from trope.evaluate.evaluation import EvalResult, encoder, evaluate, fitted_puls
 from trope.evaluate.live import LiveScorer, users_at_a_time
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.recommender import SequentialRecommender
-from trope.runs import BEST, CONFIG, MODEL_CONFIG, RunLock, changed_settings, read_json, read_lineage, seal, write_json
+from trope.runs import (
+    BEST,
+    CATALOGUE,
+    CONFIG,
+    MODEL_CONFIG,
+    RunLock,
+    changed_settings,
+    read_data,
+    read_json,
+    read_lineage,
+    seal,
+    write_json,
+)  # fmt: skip
 from trope.settings import read_saved_toml
 from trope.times import say_duration
 from trope.train.distributed import Group
@@ -102,8 +114,7 @@ class Replay:
         self.recipe = read_recipe(run)
         if read_lineage(run) is not None:
             raise ValueError(f"{run} was trained on every event, the test's too; replay a run of `trope train`")
-        # Dense ids differ by dataset, and another one's test window may have been trained on.
-        check_run_data(run, data.path, data.meta, "replay that one, or leave out --like to train a run first")
+        _check_items(run, data)
         self.run, self.data = run, data.to(device)
         plan = {
             "data": data.meta["checksum"], "model": sha256_of(run / BEST / MODEL_CONFIG), "every": every,
@@ -111,6 +122,8 @@ class Replay:
         }  # fmt: skip
         _open(out, plan, lock)
         self.first = self._stale()
+        if self.first.time_span[1] >= self.ticks[0].start:
+            raise ValueError(f"{run} was trained on events of the test window of {data.path}; leave out --like")
         self.has_pulse = fitted_pulse(self.first) is not None
         self.half_life = self._half_life()
 
@@ -242,6 +255,18 @@ class Replay:
         for way in (UPDATE, RETRAIN):
             for old in sorted((self.out / MODELS).glob(f"{way}-*"))[:-1]:
                 shutil.rmtree(old)
+
+
+def _check_items(run: Path, data: Sequences) -> None:
+    """Refuse a run that numbers its items otherwise. The same log with another window numbers them alike."""
+    if read_data(run)["checksum"] == data.meta["checksum"]:
+        return
+    ids = data.ids("item_ids")
+    if ids is None or ids.to_list() != Catalogue.load(run / CATALOGUE).item_ids.to_list():
+        raise ValueError(
+            f"{run} was trained on other items than those of {data.path}; replay the run's own dataset, or leave out "
+            "--like to train a run first"
+        )
 
 
 def window_of(data: Sequences) -> tuple[int, int]:
