@@ -17,7 +17,6 @@ from trope.kernels.attention import arguments as attention_arguments
 from trope.kernels.attention import bias_gradient as attention_bias_gradient
 from trope.kernels.attention import op as attention_op
 from trope.kernels.attention import runs as attention_runs
-from trope.kernels.attention import short as attention_short
 
 FIRST = 1_600_000_000
 
@@ -117,7 +116,6 @@ def test_values_and_gradients(
     ours = run("triton", dtype, *arguments)
     theirs = run("torch", dtype, *arguments)
     names = ["y", "dq", "dk", "dv"] + ["d position"] * position + ["d time"] * time
-    assert attention_short.is_short(q.to(dtype), bounds) == (max_len <= block) or dim == 80  # too wide in float32
     for name, truth, our, their in zip(names, exact, ours, theirs, strict=True):
         size = truth.abs().max().item() or 1.0
         reference_error = (their - truth).abs().max().item()

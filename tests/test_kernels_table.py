@@ -96,12 +96,15 @@ def test_update_and_gradient(shape: tuple, dtype: torch.dtype, state: str, devic
 @pytest.mark.parametrize("state", ["full", "row"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_both_parts_are_the_whole_in_any_order(shape: tuple, state: str, backend: str, device: str) -> None:
-    """Each row is in one of the parts, and comes out with the same bits as in one pass."""
+    """Each row is in one of the parts, and comes out as in one pass: with the same bits on a CPU, and on a GPU but for
+    the last, where each part's kernel is compiled by itself."""
     problem = Problem(shape, device, state=state)
     *want, norm_sq = problem.update(backend)
     for parts in (("others", "inputs"), ("inputs", "others")):
         *got, its_norm_sq = problem.update(backend, parts=parts)
-        assert all(torch.equal(mine, whole) for mine, whole in zip(got, want, strict=True))
+        close = {"rtol": 0.0, "atol": 0.0} if device == "cpu" else {"rtol": 1e-5, "atol": 1e-7}
+        for mine, whole in zip(got, want, strict=True):
+            torch.testing.assert_close(mine, whole, **close)
         torch.testing.assert_close(its_norm_sq, norm_sq, rtol=1e-5, atol=0)
 
 

@@ -21,7 +21,7 @@ import trope.train.update_run
 from trope.data.extend import extend, read_folder, write_extended
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
-from trope.data.views import all_training, trained_until
+from trope.data.views import all_training, trained_until, validated_from
 from trope.kernels.batch import Source, gather_batch
 from trope.models.recommender import SequentialRecommender
 from trope.runs import read_lineage
@@ -33,7 +33,7 @@ from trope.train.fit import read_recipe
 from trope.train.fused import FusedStep
 from trope.train.loop import Trainer, train
 from trope.train.optimizer import make_optimizer
-from trope.train.pulse import fit_pulse, keep_counts
+from trope.train.pulse import keep_counts, move_pulse
 from trope.train.step import Feed
 from trope.train.update import grow, retrain, update, usual_steps
 from trope.train.update_run import learned_events
@@ -427,50 +427,55 @@ def until_test(data: Sequences) -> Tensor:
     return learned
 
 
-def test_the_pulse_is_fitted_to_the_new_events_before_they_are_learned(
+def test_the_pulse_moves_to_the_new_events_before_they_are_learned(
     data: Sequences, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, model = read_recipe(run), SequentialRecommender.from_pretrained(run / "best")
     learned = until_test(data)
-    asked: list[tuple[Sequences, Tensor, dict[str, Any]]] = []
+    asked: list[tuple[Sequences, Tensor]] = []
 
-    def fit(network: SequentialRecommender, view: Sequences, *rest: Any, **more: Any) -> dict[str, Any]:
-        rows = network.items.weight.detach().clone()
-        found = fit_pulse(network, view, *rest, **more)
-        asked.append((view, rows, found["weights"]))
-        return found
+    def move(network: SequentialRecommender, view: Sequences, *rest: Any) -> dict[str, Any]:
+        asked.append((view, network.items.weight.detach().clone()))
+        return move_pulse(network, view, *rest)
 
-    monkeypatch.setattr(trope.train.update, "fit_pulse", fit)
+    monkeypatch.setattr(trope.train.update, "move_pulse", move)
     monkeypatch.setattr(trope.train.update, "LEAST_USERS", 10)
-    every, fresh_users = all_training(data), len(data.eval_users("test"))
-    monkeypatch.setattr(trope.train.update, "HALF_WAY", fresh_users)
-    updated, _, fitted = update(model, every, recipe.config, ~learned, [1.0], GROUP, steps=2)
-    assert fitted is not None and fitted["users"] >= 10
-    ((view, rows, weights),) = asked
+    updated, _, moved = update(model, all_training(data), recipe.config, ~learned, [1.0], GROUP, steps=2)
+    assert moved is not None and moved["users"] >= 10
+    ((view, rows),) = asked
     # Everything before the window was learned, nothing in it was, and the network had not seen it yet.
     start, end = view.protocol.t_now("valid"), view.protocol.t_now("test")
     assert (start, end) == (int(data.times[learned].max()) + 1, int(data.times.max()) + 1)
     assert torch.equal(rows, model.items.weight)
-    # As many users as move the weights half of the way; its age goes on in the units of the training.
+    # Its age goes on in the units of the training.
     assert updated.pulse is not None and model.pulse is not None
     assert updated.pulse.time_span == model.pulse.time_span
     before, after = model.pulse.weights(), updated.pulse.weights()
-    assert after == fitted["weights"] != before and after["age_unit"] == before["age_unit"] == weights["age_unit"]
-    for name in ("network", "everybody", "own"):
-        old, new, mean = (torch.tensor(each[name]) for each in (before, weights, after))
-        torch.testing.assert_close(mean, (old + new) / 2)
+    assert after == moved["weights"] != before and after["age_unit"] == before["age_unit"]
 
 
-def test_weights_stay_where_none_are_better_than_none(
+def test_weights_move_the_less_the_more_they_are_held(
     data: Sequences, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, model = read_recipe(run), SequentialRecommender.from_pretrained(run / "best")
-    learned = until_test(data)
-    monkeypatch.setattr(trope.train.update, "LEAST_USERS", 10)
-    monkeypatch.setattr(trope.train.pulse, "EXPONENTS", ())
-    updated, _, fitted = update(model, all_training(data), recipe.config, ~learned, [1.0], GROUP, steps=1)
-    assert updated.pulse is not None and model.pulse is not None
-    assert fitted is None and updated.pulse.weights() == model.pulse.weights()
+    """Towards weights that explain the new events better; those that the training had nothing to say about stay 0."""
+    recipe, network = read_recipe(run), SequentialRecommender.from_pretrained(run / "best")
+    assert network.pulse is not None
+    view = validated_from(data, int(data.times[until_test(data)].max()) + 1, int(data.times.max()) + 1)
+    temperature = recipe.config.train.temperature
+    start_W, held = trope.train.pulse._weights(network.pulse, temperature), {}
+    for hold in (0.01, 1.0, 100.0, 1e9):
+        moved = SequentialRecommender.from_pretrained(run / "best")
+        assert moved.pulse is not None
+        monkeypatch.setattr(trope.train.pulse, "HOLD", hold)
+        move_pulse(moved, view, recipe.config, 0)
+        weights_W = trope.train.pulse._weights(moved.pulse, temperature)
+        assert not weights_W[start_W == 0].any()
+        asked = list(trope.train.pulse._ask(network, view, recipe.config, 0))
+        loss = sum(float(trope.train.pulse._loss(part, weights_W, 0.0)) for part in asked)
+        held[hold] = (float((weights_W - start_W).norm()), loss)
+    distances, losses = zip(*held.values(), strict=True)
+    assert sorted(distances, reverse=True) == list(distances) and distances[0] > 0.1 and distances[-1] < 1e-4
+    assert sorted(losses) == list(losses) and losses[0] < losses[-1]
 
 
 def test_the_weights_that_were_fitted_are_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

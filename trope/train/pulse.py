@@ -48,6 +48,7 @@ LEAST_USERS, MOST_USERS = 700, 7_168
 EXPONENTS = (0.0, 0.2, 0.4)
 UNITS_IN_SPAN, LONGEST_UNIT = 50, 30 * DAY  # where no window says how old a model may be, see `age_unit`
 RIDGE = 1e-3  # on the weights; those of the cosines count in units of the training's temperature
+HOLD = 100.0  # of the weights where they were, see `move_pulse`
 _BATCH = {"cpu": 128, "cuda": 1_024}  # users at a time; a GPU takes as long for fewer
 _KINDS: dict[str, Any] = {"best_epoch": int, "weights": dict, **{f"weights.{name}": list for name in WEIGHTS[:3]}}
 _STEPS, _ENOUGH = 40, 1e-6
@@ -113,6 +114,28 @@ def fit_pulse(
     return {
         "weights": pulse.weights(), "exponent": exponent, "criterion": criterion, "users": _users(asked),
         "cosine": found[0][0], "pulse": score,
+    }  # fmt: skip
+
+
+def move_pulse(model: SequentialRecommender, data: Sequences, config: Config, seed: int) -> dict[str, Any]:
+    """Move the weights of a fitted pulse in place towards what new events say; returns what `fit_pulse` does.
+
+    The weights are those that explain the events best, less `HOLD` / users times the squared distance from where they
+    were. So many users move them far, and few hardly, whatever the few happened to choose.
+
+    data: on the model's device, a holdout whose validation events are the new ones.
+    """
+    pulse, criterion = model.pulse, config.train.criterion
+    assert pulse is not None
+    asked = list(_ask(model, data, config, seed))
+    start_W = _weights(pulse, config.train.temperature)
+    # What the training had nothing to learn about stays 0.
+    moved_W = _minimise(asked, start_W, (start_W != 0).float(), 0.0, HOLD / _users(asked), start_W)
+    _fill(pulse, moved_W, config.train.temperature)
+    before, after = (_judge(asked, weights_W)[criterion] for weights_W in (start_W, moved_W))
+    return {
+        "weights": pulse.weights(), "exponent": 0.0, "criterion": criterion, "users": _users(asked),
+        "cosine": before, "pulse": after,
     }  # fmt: skip
 
 
@@ -252,6 +275,12 @@ def _mask(pulse: Pulse, active: list[int], has_ages: bool) -> Tensor:
     return torch.cat((network.flatten(), everybody.flatten(), own)).to(pulse.half_lives.device)
 
 
+def _weights(pulse: Pulse, temperature: float) -> Tensor:
+    """The weights that the pulse has; the inverse of `_fill`."""
+    network, everybody, own = (pulse.get_buffer(name).flatten() for name in ("network", "everybody", "own"))
+    return torch.cat((network * temperature, everybody, own))
+
+
 def _fill(pulse: Pulse, weights_W: Tensor, temperature: float) -> None:
     network, everybody, own = weights_W.split([_NETWORK, _EVERYBODY, len(weights_W) - _NETWORK - _EVERYBODY])
     pulse.get_buffer("network").copy_(network.view(4, 2) / temperature)
@@ -259,8 +288,10 @@ def _fill(pulse: Pulse, weights_W: Tensor, temperature: float) -> None:
     pulse.get_buffer("own").copy_(own)
 
 
-def _minimise(asked: list[Asked], start_W: Tensor, mask_W: Tensor, q: float) -> Tensor:
-    """L-BFGS from `start_W`; weights outside the mask stay 0."""
+def _minimise(
+    asked: list[Asked], start_W: Tensor, mask_W: Tensor, q: float, ridge: float = RIDGE, centre_W: Tensor | None = None
+) -> Tensor:
+    """L-BFGS from `start_W`; weights outside the mask stay 0. centre_W: where the ridge holds the weights, or at 0."""
     free_W = start_W.clone().requires_grad_()
     users = _users(asked)
     optimizer = torch.optim.LBFGS(
@@ -270,7 +301,7 @@ def _minimise(asked: list[Asked], start_W: Tensor, mask_W: Tensor, q: float) -> 
     def loss() -> Tensor:
         optimizer.zero_grad()
         weights_W = free_W * mask_W
-        total = RIDGE * (weights_W**2).sum()
+        total = ridge * ((weights_W if centre_W is None else weights_W - centre_W) ** 2).sum()
         total.backward()
         summed = total.detach()
         for part in asked:

@@ -4,10 +4,10 @@
 of old ones, so that what was learned before is not lost. The optimiser begins anew, at the learning rate that
 validation ended with. The coordinates in which times are rotated stay as they were.
 
-Before the network learns the new events they are what it has not seen, so the pulse is fitted to them first, as a
-training fits it to its validation. Its weights then move part of the way, the further the more users chose something.
-How far an updated network is to be trusted is measured that way. Its age is still counted from the training: a few
-steps do not make a network young, and the readout stands where the training ended.
+Before the network learns the new events they are what it has not seen, so the pulse's weights move towards them first,
+the further the more users chose something (`trope.train.pulse.move_pulse`). How far an updated network is to be trusted
+is measured that way. Its age is still counted from the training: a few steps do not make a network young, and the
+readout stands where the training ended.
 
 Shapes: N events, V items.
 """
@@ -30,7 +30,7 @@ from trope.evaluate.evaluation import fitted_pulse
 from trope.models.recommender import SequentialRecommender
 from trope.train.distributed import Group
 from trope.train.optimizer import make_optimizer, set_learning_rates
-from trope.train.pulse import fit_pulse, keep_counts
+from trope.train.pulse import keep_counts, move_pulse
 from trope.train.step import Feed, seed_for
 from trope.train.stepper import Stepper
 
@@ -39,9 +39,8 @@ _LOOK_EVERY = 200
 # Passes over the new events, as long as they stay below this share of a training's steps; one pass is made in any case.
 # Not tuned: on a quarter of Globo's users one pass had 57.23 where these had 57.35, one seed, without the pulse's fit.
 MOST_PASSES, MOST_SHARE = 5, 0.05
-# So many users of the new events move the pulse's weights half of the way; with fewer than the second nothing is
-# fitted. results/update-tried-quarter.txt has what was tried, on a quarter of Globo's users.
-HALF_WAY, LEAST_USERS = 1_000, 50
+# With fewer users than this after the last learned event the pulse's weights stay where they are; not tuned.
+LEAST_USERS = 50
 # What depends on the items or on the time span, and is counted from the events.
 _COUNTED = ("pulse.counts", "pulse.seasons", "pulse.counted_until")
 
@@ -112,21 +111,20 @@ def update(
         steps = usual_steps(feed.steps, len(factors) * Feed(data, config, group).steps)
     passes = -(-steps // feed.steps)
     grown = grow(model, data.num_items, data.time_span, seed)
-    fitted = _fit_to_new(grown, data, config, fresh_N)
+    fitted = _move_to_new(grown, data, config, fresh_N)
     done = _learn(grown, data, config, feed, [factors[-1]] * passes, group, steps, tell)
     if grown.pulse is not None:
         keep_counts(grown, data)
     return Updated(grown, Spent(done, time.monotonic() - started), fitted)
 
 
-def _fit_to_new(
+def _move_to_new(
     model: SequentialRecommender, data: Sequences, config: Config, fresh_N: Tensor
 ) -> dict[str, Any] | None:
-    """Fit the pulse in place to the events after the last one that was learned; returns what `fit_pulse` does, with the
-    weights that the pulse then has.
+    """Move the pulse's weights in place towards the events after the last one that was learned; returns what
+    `move_pulse` does.
 
-    None where its weights stay as they are: it was not fitted before, there are too few users, or no weights are better
-    than none.
+    None where they stay as they are: it was not fitted before, or there are too few users.
     """
     pulse, known = fitted_pulse(model), data.first_events(data.train_end)
     learned = known[~fresh_N[known]]
@@ -139,14 +137,7 @@ def _fit_to_new(
     users = len(view.eval_users("valid"))
     if users < LEAST_USERS:
         return None
-    before = {name: pulse.get_buffer(name).clone() for name in ("network", "everybody", "own")}
-    found = fit_pulse(model, view, config, config.train.seed, unit=int(pulse.get_buffer("age_unit")))
-    if found["exponent"] is None:
-        return None
-    for name, weights in before.items():
-        fitted = pulse.get_buffer(name)
-        fitted.copy_(torch.lerp(weights, fitted, users / (users + HALF_WAY)))
-    return {**found, "weights": pulse.weights()}
+    return move_pulse(model, view, config, config.train.seed)
 
 
 def retrain(
