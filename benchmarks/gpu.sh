@@ -25,10 +25,10 @@ steps() { # name, arguments of trope bench train
 case $part in
   tests)
     # Files that a bare machine cannot import need packages that no GPU test needs.
-    grep -lE 'on_gpu|mark\.gpu' tests/test_*.py | xargs -P 6 -I {} sh -c '
+    grep -lE 'on_gpu|mark\.gpu|device: str' tests/test_*.py | xargs -P 6 -I {} sh -c '
       log="$1/$(basename "$2" .py).log"
       "$0" -m pytest -m gpu "$2" > "$log" 2>&1; code=$?
-      echo "exit code $code: $2: $(tail -1 "$log")"; exit $code' "$python" "$out" {}
+      echo "exit code $code: $2: $(tail -1 "$log")"; grep -E "^(FAILED|E  )" "$log"; exit $code' "$python" "$out" {}
     ;;
   serve)
     PYTHONPATH=. "$python" benchmarks/look.py --device cuda --length 1024 | tee "$out/look-h200.txt"
@@ -42,6 +42,7 @@ case $part in
   speed-large)
     steps train-shop --shape shop
     steps train-large --shape pixel200k --shape pixel8m --shape books --shape shop-long --model hstu-trope --lengths full
+    steps train-largest --shape shop-100m --model hstu-trope --lengths full --steps 40
     ;;
   accuracy)
     "$python" -m trope train "${3:?a prepared dataset}" --out "$out/run" --no-progress 2>&1 | tee "$out/train.log"

@@ -9,7 +9,7 @@ from table_parts import read
 
 WAYS = {"stale": "stale", "counts": "counts only", "update": "update", "retrain": "retrain"}
 FILE, BEFORE = "replay-globo-quarter.json", "replay-globo-quarter-before.json"
-UNFITTED, WHOLE = "replay-globo-quarter-unfitted.json", "replay-globo-h200-before.json"
+UNFITTED, WHOLE = "replay-globo-quarter-unfitted.json", "replay-globo-h200.json"
 
 
 def percent(way: str, records: list[dict[str, Any]]) -> str:

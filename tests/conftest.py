@@ -26,7 +26,8 @@ def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
 
 
-@pytest.fixture(params=["cuda"] if torch.cuda.is_available() else ["cpu"])
+# On a GPU these are tests of the GPU, so that `pytest -m gpu` runs them.
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else ["cpu"])
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
