@@ -321,7 +321,7 @@ def of_counting(name: str, baseline: str | None = None) -> str:
 
 
 def baskets_served(server: str) -> str:
-    """Requests a second with the demo's own baskets: of `trope serve`, or of the best setting of LitServe."""
+    """Requests a second with the demo's own baskets: of `trope serve`, or of LitServe, each with its best setting."""
     rows = json.loads((ROOT / "results" / "serve_http_demo.json").read_text())["rows"]
     return f"{max(row['rate'] for row in rows if row['server'].startswith(server)):,.0f}"
 

@@ -12,6 +12,7 @@ import pytest
 from patience import wait_until
 from serving import make_data, make_run
 from starlette.testclient import TestClient
+from test_fit import invoke
 
 from trope.online.assignment import ArmOption
 from trope.server.app import Options
@@ -51,3 +52,10 @@ def test_a_model_that_was_swapped_is_freed(arms: tuple[str, ...], tmp_path: Path
             assert all(part() is not None for part in new)
     finally:
         gc.unfreeze()
+
+
+def test_a_folder_without_a_model_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    code, said = invoke("serve", tmp_path, "--port", 0)
+    assert code == 2 and "is it the folder of a trained model?" in said and "\n" not in said.strip()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -134,8 +134,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _store_of(run: str, store: str | None) -> str | Path:
-    from trope.models.pretrained import HUB
-    from trope.runs import SERVED_EVENTS
+    from trope.models.pretrained import HUB, read_config
+    from trope.runs import BEST, SERVED_EVENTS
 
     if store is not None:
         return store
@@ -143,6 +143,8 @@ def _store_of(run: str, store: str | None) -> str | Path:
         raise ValueError("a model of the hub has no folder for events; say where to keep them with --store")
     if not Path(run).is_dir():
         raise FileNotFoundError(f"there is no folder {run}; give a run made by `trope train`")
+    best = Path(run) / BEST
+    read_config(best if best.is_dir() else Path(run))  # no file for events is left in a folder without a model
     return Path(run) / SERVED_EVENTS
 
 
