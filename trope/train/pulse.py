@@ -48,7 +48,9 @@ LEAST_USERS, MOST_USERS = 700, 7_168
 EXPONENTS = (0.0, 0.2, 0.4)
 UNITS_IN_SPAN, LONGEST_UNIT = 50, 30 * DAY  # where no window says how old a model may be, see `age_unit`
 RIDGE = 1e-3  # on the weights; those of the cosines count in units of the training's temperature
-HOLD = 100.0  # of the weights where they were, see `move_pulse`
+# Of the weights where they were, see `move_pulse`. Of 30, 100 and 300 the best on a day of Globo
+# (results/update-tried-quarter.txt).
+HOLD = 100.0
 _BATCH = {"cpu": 128, "cuda": 1_024}  # users at a time; a GPU takes as long for fewer
 _KINDS: dict[str, Any] = {"best_epoch": int, "weights": dict, **{f"weights.{name}": list for name in WEIGHTS[:3]}}
 _STEPS, _ENOUGH = 40, 1e-6
