@@ -110,7 +110,7 @@ class FusedStep:
         # With a largest norm the optimiser updates the table as any parameter.
         self.hyper = table_hyper(optimizer, self.table.weight, step, holds_moments=config.train.clip == 0)
         self.is_captured = self.device.type == "cuda"
-        # The network goes first: the table's update takes what it leaves free.
+        # The network goes first: the table's update takes what it leaves free. `last` is for the end of a step.
         self.aside, self.last = Aside(self.device), Aside(self.device, priority=-1)
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.is_captured else None
         self._graphs: dict[BatchShape, tuple[torch.cuda.CUDAGraph, StepResult]] = {}

@@ -88,18 +88,16 @@ def age_unit(data: Sequences | Stream) -> int:
     return min(max(span // UNITS_IN_SPAN, DAY), LONGEST_UNIT)
 
 
-def fit_pulse(
-    model: SequentialRecommender, data: Sequences | Stream, config: Config, seed: int, unit: int | None = None
-) -> dict[str, Any]:
+def fit_pulse(model: SequentialRecommender, data: Sequences | Stream, config: Config, seed: int) -> dict[str, Any]:
     """Fit the pulse of a trained model in place; returns its weights and what they gained, for `pulse.json`.
 
     data: on the model's device, with the validation events that the model has not been trained on. A stream gives the
-    same users and counts as the same data in memory. unit: of the model's age, in seconds; `age_unit` if None.
+    same users and counts as the same data in memory.
     """
     pulse, criterion = model.pulse, config.train.criterion
     assert pulse is not None
     is_holdout = data.protocol.name == "holdout"
-    pulse.get_buffer("age_unit").fill_(age_unit(data) if unit is None else unit)
+    pulse.get_buffer("age_unit").fill_(age_unit(data))
     grid = _unit(data)
     active = half_lives_within(grid, data.time_span[1] - data.time_span[0])
     active += [len(HALF_LIVES) + place for place in pulse.periods if PERIODS[place] > grid]
@@ -122,8 +120,8 @@ def fit_pulse(
 def move_pulse(model: SequentialRecommender, data: Sequences, config: Config, seed: int) -> dict[str, Any]:
     """Move the weights of a fitted pulse in place towards what new events say; returns what `fit_pulse` does.
 
-    The weights are those that explain the events best, less `HOLD` / users times the squared distance from where they
-    were. So many users move them far, and few hardly, whatever the few happened to choose.
+    The new weights minimise the loss of a user plus `HOLD` / users times the squared distance from the old ones. Many
+    users move them far, and few hardly, whatever the few happened to choose.
 
     data: on the model's device, a holdout whose validation events are the new ones.
     """
@@ -134,10 +132,10 @@ def move_pulse(model: SequentialRecommender, data: Sequences, config: Config, se
     # What the training had nothing to learn about stays 0.
     moved_W = _minimise(asked, start_W, (start_W != 0).float(), 0.0, HOLD / _users(asked), start_W)
     _fill(pulse, moved_W, config.train.temperature)
-    before, after = (_judge(asked, weights_W)[criterion] for weights_W in (start_W, moved_W))
+    cosine, score = (_judge(asked, weights_W)[criterion] for weights_W in (_start(pulse), moved_W))
     return {
         "weights": pulse.weights(), "exponent": 0.0, "criterion": criterion, "users": _users(asked),
-        "cosine": before, "pulse": after,
+        "cosine": cosine, "pulse": score,
     }  # fmt: skip
 
 
