@@ -46,7 +46,9 @@ class TableRows(nn.Module):
         backend: Backend = "auto",
         part: Part = "all",
     ) -> Tensor:
-        """Gradient and AdamW step of the rows of `part` in one pass; returns their gradient's squared norm, [1].
+        """Gradient and AdamW step of the rows of `part` in one pass.
+
+        Returns the squared norm of their gradient in a few parts, [S], whose sum is left to the caller.
 
         Args:
             moments: AdamW's first and second moment, updated in place.

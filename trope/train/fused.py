@@ -116,8 +116,10 @@ class FusedStep:
         low_dtype = torch.bfloat16 if is_bf16 else None
         self.matrices = Matrices(model, optimizer, self.hyper, config.train.clip == 0, low_dtype, backend)
         self.is_captured = self.device.type == "cuda"
-        # The network goes first: the table's update takes what it leaves free. `soon` is for what others wait for.
-        self.aside, self.soon = Aside(self.device), Aside(self.device, priority=-1)
+        # The network goes first: `aside`, the table's update, takes what it leaves free. `soon` is for what the network
+        # waits for, `small` for chains of short launches.
+        self.aside = Aside(self.device)
+        self.soon, self.small = (Aside(self.device, priority=-1) for _ in range(2))
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.is_captured else None
         self._graphs: dict[BatchShape, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._seen: set[BatchShape] = set()
@@ -194,14 +196,16 @@ class FusedStep:
         self.optimizer.zero_grad(set_to_none=True)
         tokens = gather_batch(self.source, plan, self.cursor, backend)
         negatives = self._draw(tokens)
-        self.aside.is_open = self.soon.is_open = plan.tokens <= BESIDE
+        for beside in (self.aside, self.soon, self.small):
+            beside.is_open = plan.tokens <= BESIDE
         factors = None
+        with self.small.work():
+            inputs = self.table.input_entries(tokens.items_T, backend)
         with self.aside.work():
             if self.config.train.clip == 0:
                 self.hyper[5] += 1
                 factors = factors_of(self.hyper, self.backend)
             entries = self.table.entries_by_item(self._scored_items(tokens, negatives), backend)
-            inputs = self.table.input_entries(tokens.items_T, backend)
         positions = self.model.positions
         positions_LE = self.no_positions if positions is None else positions.weight.detach()
         drops = (model.dropout, self.seed, _EMBED_STREAM, backend)
@@ -216,10 +220,11 @@ class FusedStep:
                 self.matrices.low, self.soon,
             )  # fmt: skip
         found = self._score(out_TE.detach(), tokens, negatives)
+        self.small.join()
         self.aside.join()
         scores = ScoreEntries(*entries, found.coefs, found.rows)
         others_sq = self._move_others(scores, inputs, factors)
-        with self.soon.work():
+        with self.small.work():
             loss = found.loss_T.sum() * tokens.weight[0]
             self.loss_sum += loss
         out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
@@ -234,7 +239,7 @@ class FusedStep:
         return StepResult(loss, self._update(scores, inputs, factors, loss, others_sq))
 
     def _move_others(self, scores: ScoreEntries, inputs: InputEntries, factors: Tensor | None) -> Tensor | None:
-        """AdamW beside the network for the rows that it has no gradient for; returns their gradient's squared norm.
+        """AdamW beside the network for the rows that it has no gradient for; returns what `_move` does.
 
         None where they move with the others: a largest norm needs that of everything before anything moves.
         """
@@ -257,29 +262,27 @@ class FusedStep:
         """
         if factors is None:
             return self._clipped(scores, inputs, loss)
-        table = id(self.table.weight)
         with self.soon.work():  # beside the rows of the batch's own items
             norms, read_until_joined = self.matrices.move(factors)
-            norms |= self.guard.norms(known=[table])
+        with self.small.work():
+            norms |= self.guard.norms(known=[id(self.table.weight)])
             self.optimizer.step()
             self.matrices.copy_others()
-        norm_sq = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
-        self.soon.join()
+        squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
+        for beside in (self.soon, self.small, self.aside):
+            beside.join()
         del read_until_joined
-        self.aside.join()
-        if others_sq is not None:
-            norm_sq = norm_sq + others_sq
-        return self.guard(loss, {**norms, table: norm_sq[0].sqrt()})
+        return self.guard(loss, norms, (self.table.weight, squares, others_sq))
 
     def _move(self, scores: ScoreEntries, inputs: InputEntries, factors: Tensor, part: Part) -> Tensor:
-        """AdamW for a part of the table's rows; returns the squared norm of their gradient."""
+        """AdamW for a part of the table's rows; returns the squared norm of their gradient in parts."""
         state = self.optimizer.state[self.table.weight]
         moments = (state["exp_avg"], state["exp_avg_sq"])
         return self.table.update(moments, self.unit_VE, scores, inputs, factors, self.backend, part)
 
     def _clipped(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor) -> Tensor:
         """AdamW for everything, with a largest norm of the gradient; returns the norm that it had."""
-        self.soon.join()
+        self.small.join()
         self.table.weight.grad = self.table.gradient(scores, inputs, self.backend)
         norm = self.guard(loss)
         nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.train.clip, norm)

@@ -69,7 +69,7 @@ class ShardedStep:
         state = self.optimizer.state[table.weight]
         moments = (state["exp_avg"], state["exp_avg_sq"])
         norm_sq = table.update(moments, self.unit_VE, *entries, factors_of(self.hyper))
-        norm = self._norm(loss, norm_sq[0])
+        norm = self._norm(loss, norm_sq.sum())
         self.optimizer.step()
         return norm
 

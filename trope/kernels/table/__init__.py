@@ -58,7 +58,9 @@ def update_table(
     backend: Backend = "auto",
     part: Part = "all",
 ) -> Tensor:
-    """One AdamW step of the rows 1 .. V, or of a part of them, in place; returns their gradient's squared norm, [1].
+    """One AdamW step of the rows 1 .. V, or of a part of them, in place.
+
+    Returns the squared norm of their gradient in a few parts, float32 [S], whose sum is left to the caller.
 
     A row w enters the scores as w / max(|w|, 1e-6) and the network as scale * w; its gradient is the sum over both. The
     step is torch.optim.AdamW's with dense semantics: rows without entries decay and follow their moments too.

@@ -297,7 +297,7 @@ def update_table(
         OF_OTHERS=part == "others",
         **tile,
     )
-    return partial.view(sums, -1).sum(dim=1).sum(dim=0, keepdim=True)
+    return partial.view(sums, -1).sum(dim=1)
 
 
 def unit_vectors(table_VE: Tensor, dtype: torch.dtype) -> Tensor:
