@@ -410,8 +410,8 @@ class Line:
 
 # Both sorts; the buckets of time, which the first block waits for; the ends of the sorts.
 SORT = ["fourth", "second", "third", "main", "main", "main"]
-# The table's other rows, the loss, the network's own matrices and the rest of it.
-ROWS = ["second", "fourth", "third", "fourth", "main", "main", "main"]
+# The table's other rows, the loss, the network's own matrices, the rest of it, and the norms of both.
+ROWS = ["second", "fourth", "third", "fourth", "fourth", "main", "main", "main"]
 
 
 @pytest.mark.parametrize(

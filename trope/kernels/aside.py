@@ -35,6 +35,11 @@ class Aside:
         with torch.cuda.stream(self.stream):
             yield
 
+    def wait(self, other: Aside) -> None:
+        """What is launched here from now on runs after the other's work. Both must have some."""
+        if self.stream is not None and other.stream is not None and self.is_open:
+            self.stream.wait_stream(other.stream)
+
     def join(self) -> None:
         """What is launched from here on runs after the work."""
         # Without work the stream is no part of a capture, and waiting for it would end the capture with an error.

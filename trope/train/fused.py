@@ -268,11 +268,13 @@ class FusedStep:
             norms |= self.guard.norms(known=[id(self.table.weight)])
             self.optimizer.step()
             self.matrices.copy_others()
+            self.small.wait(self.soon)
+            norms_P = self.guard.stacked(norms)
         squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
         for beside in (self.soon, self.small, self.aside):
             beside.join()
         del read_until_joined
-        return self.guard(loss, norms, (self.table.weight, squares, others_sq))
+        return self.guard.look(loss, norms_P, self.table.weight, squares, others_sq)
 
     def _move(self, scores: ScoreEntries, inputs: InputEntries, factors: Tensor, part: Part) -> Tensor:
         """AdamW for a part of the table's rows; returns the squared norm of their gradient in parts."""

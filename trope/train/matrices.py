@@ -15,7 +15,7 @@ from trope.models.recommender import SequentialRecommender
 from trope.train.optimizer import group_of, hold_moments
 
 # Numbers of a tensor from which on it moves here; torch's AdamW moves smaller ones together. Not tuned.
-LARGE = 1 << 16
+LARGE = 1 << 12
 
 
 class Matrices:
