@@ -118,7 +118,7 @@ def widest_head(shared: int, dtype: torch.dtype, learns: bool) -> int:
 @functools.cache
 def _is_too_wide(head_dim: int, dtype: torch.dtype, device: torch.device, learns: bool) -> bool:
     """Whether heads do not fit the kernels on this GPU; says so once."""
-    most = widest_head(_shared_memory(device), dtype, learns)
+    most = widest_head(shared_memory(device), dtype, learns)
     is_too_wide = (1 << (head_dim - 1).bit_length()) * dtype.itemsize > most
     if is_too_wide:
         logger.warning("heads of %d numbers in %s%s are wider than the attention kernels take on this GPU, %d: plain "
@@ -127,7 +127,7 @@ def _is_too_wide(head_dim: int, dtype: torch.dtype, device: torch.device, learns
     return is_too_wide
 
 
-def _shared_memory(device: torch.device) -> int:
+def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a program may have; in Triton's interpreter as on Hopper."""
     if device.type != "cuda":
         return HOPPER

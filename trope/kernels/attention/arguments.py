@@ -108,6 +108,11 @@ def row_stride(L: int) -> int:
     return triton.cdiv(L, block_of(L)) * block_of(L)
 
 
+def programs_of(first: int, units: int, tiles: int) -> int:
+    """Programs of a launch over units (attention/tiles.py: `unit_of`): all tiles of each sequence that has a unit."""
+    return triton.cdiv(first % tiles + units, tiles) * tiles
+
+
 def heads_of(q: Tensor, width: int) -> dict[str, int]:
     """HEADS: how many heads a program has, so that all of them together are at most `width` wide, one at least.
 

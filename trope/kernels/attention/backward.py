@@ -2,7 +2,7 @@
 
 A tile of keys walks over the queries after it for dk and dv, on transposed scores, so that no product waits for a
 transposition. It also writes the gradient of the scores in the scores' dtype, where that fits a budget. dq is then a
-product of that gradient with the keys, and the gradients of the bias weights are sums of it
+product of that gradient with the keys (attention/kept.py), and the gradients of the bias weights are sums of it
 (attention/bias_gradient.py). Where it does not fit, a tile of queries walks over the keys before it, computes the
 gradient of the scores once more, and writes its sum over the heads that the program has. No atomics, so gradients are
 deterministic.
@@ -21,15 +21,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trope.kernels.attention import bias_gradient
-from trope.kernels.attention.arguments import Bias, bounds_pointers, heads_of, row_stride, strides, tile
+from trope.kernels.attention import bias_gradient, kept, shared_memory
+from trope.kernels.attention.arguments import Bias, heads_of, row_stride, strides, tile
 from trope.kernels.attention.tiles import (
     BiasInputs,
     Pairs,
     bias_tile,
     dot,
     load_heads,
-    load_tile,
     score_gradient,
     store_tile,
     unit_tile,
@@ -89,28 +88,6 @@ def _query_kernel(
             tl.store(p_tile, b_sum.to(p_strips.dtype.element_ty))
     for i in tl.static_range(HEADS):
         store_tile(p_dq + (i_h + i) * s_dq_h, b_dq[i] * scale, start + o_m, m_m, s_dq_t, D, BLOCK_D)
-
-
-@triton.jit
-def _query_from_kept_kernel(
-    p_ds, p_k, p_dq, p_starts, p_lengths, s_k_t, s_dq_t, s_k_h, s_dq_h, s_row, scale,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
-    """Grid (tiles of queries, H, B): dq of one tile, from the gradient of the scores that the key kernel kept."""
-    i_m = tl.num_programs(0) - 1 - tl.program_id(0)
-    i_h, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
-    if i_m * BLOCK >= length:
-        return
-    o_m = i_m * BLOCK + tl.arange(0, BLOCK)
-    b_dq = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
-    p_tiles = p_ds + (i_b.to(tl.int64) * tl.num_programs(1) + i_h) * s_row * s_row
-    for i_n in range(i_m + 1):
-        o_n = i_n * BLOCK + tl.arange(0, BLOCK)
-        b_ds = tl.load(p_tiles + o_n[:, None] * s_row + o_m[None, :])
-        b_k = load_tile(p_k + i_h * s_k_h, start + o_n, o_n < length, s_k_t, D, BLOCK_D)
-        b_dq += dot(tl.trans(b_ds), b_k, FAST, "ieee")
-    store_tile(p_dq + i_h * s_dq_h, b_dq * scale, start + o_m, o_m < length, s_dq_t, D, BLOCK_D)
 
 
 @triton.jit
@@ -189,8 +166,12 @@ def backward(
     together = heads_of(q, 0 if keep else SHARED_WIDTH)
     groups = H // together["HEADS"]
     _key_kernel[(S // shared["BLOCK"], groups, B)](p_dk=dk, p_dv=dv, p_ds=ds, KEEP=keep, **shared, **together)
+    if keep and has_bias and kept.is_joint(q, shared_memory(q.device)):
+        fill_both = kept.query_and_sum(ds, k, dq, bounds, n)
+        bias_gradient.sum_strips(fill_both, 1, torch.float32, bounds, n, bias, *sums)
+        return dq, dk, dv, *sums
     if keep:
-        _query_from_kept(ds, k, dq, bounds, n)
+        kept.query_from_kept(ds, k, dq, bounds, n)
         if has_bias:
             bias_gradient.from_kept(ds, bounds, n, bias, *sums)
         return dq, dk, dv, *sums
@@ -209,17 +190,3 @@ def backward(
 
     bias_gradient.sum_strips(fill, groups, q.dtype, bounds, n, bias, *sums)
     return dq, dk, dv, *sums
-
-
-def _query_from_kept(ds: Tensor, k: Tensor, dq: Tensor, bounds: SequenceBounds, n: int) -> None:
-    (B, H, S, _), constants = ds.shape, tile(k, bounds) | {"num_stages": 3}  # not tuned
-    _query_from_kept_kernel[(S // constants["BLOCK"], H, B)](
-        p_ds=ds,
-        p_k=k,
-        p_dq=dq,
-        **bounds_pointers(bounds),
-        **strides(k=k, dq=dq),
-        s_row=S,
-        scale=1.0 / n,
-        **constants,
-    )
