@@ -40,6 +40,7 @@ from trope.kernels.sequence_bounds import SequenceBounds
 # Numbers of a token that a program has of all its heads together, where the gradient of the scores is not kept. On an
 # H200 (results/attention-h200.txt) two heads of 32 are faster than one; four spill registers.
 SHARED_WIDTH = 64
+KEPT_WIDTH = 0  # the same where it is kept: one head
 
 
 @triton.jit
@@ -163,10 +164,10 @@ def backward(
     }
     keep = B * H * S * S * q.element_size() <= most_bytes
     ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
-    together = heads_of(q, 0 if keep else SHARED_WIDTH)
+    together = heads_of(q, KEPT_WIDTH if keep else SHARED_WIDTH)
     groups = H // together["HEADS"]
     _key_kernel[(S // shared["BLOCK"], groups, B)](p_dk=dk, p_dv=dv, p_ds=ds, KEEP=keep, **shared, **together)
-    if keep and has_bias and kept.is_joint(q, shared_memory(q.device)):
+    if keep and has_bias and kept.is_joint(q, S // shared["BLOCK"], shared_memory(q.device)):
         fill_both = kept.query_and_sum(ds, k, dq, bounds, n)
         bias_gradient.sum_strips(fill_both, 1, torch.float32, bounds, n, bias, *sums)
         return dq, dk, dv, *sums

@@ -33,13 +33,16 @@ import triton.language as tl
 from torch import Tensor
 
 from trope.kernels.attention import runs
-from trope.kernels.attention.arguments import Bias, block_of, bounds_pointers, programs_of, row_stride
+from trope.kernels.attention.arguments import Bias, at_least, block_of, bounds_pointers, programs_of, row_stride
 from trope.kernels.attention.runs import find_runs, pair_of, sum_runs
 from trope.kernels.attention.tiles import Pairs, load_buckets, unit_of
 from trope.kernels.sequence_bounds import SequenceBounds
 
-# Bytes of a slice of strips. Not tuned: one slice holds all of `shop` (128 x 512 x 512 float32 is half of it).
-STRIP_BYTES = 1 << 28
+# Bytes of a slice of strips, or this share of the GPU's memory if that is more. One slice of the former holds all of
+# `shop` (128 x 512 x 512 float32 is half of it), one of an H200's share all of `shop-long`: 16 x 4096 x 4096. Fewer
+# slices have more programs each, whose walks are of very different length.
+STRIP_BYTES, STRIP_SHARE = 1 << 28, 128
+APART = True  # whether tiles with and without runs have programs of their own; not measured yet
 MOST_UNITS = 65_535  # of a slice: the second axis of a launch has no more
 # Rows of strips that a program of the distance kernel adds up: many, or few where there are few strips, whose programs
 # would else be few and slow. They depend on the shape alone, so that sums do not depend on the GPU; not tuned.
@@ -83,11 +86,11 @@ def _close(b_hist, b_open, is_open):
 def _by_bucket_kernel(
     p_strips, p_partial, p_times, p_query_times, p_buckets, p_counts, p_singles, p_starts, p_lengths,
     s_row, s_group, L, last, first, UNITS, TILES,
-    CACHED: tl.constexpr, COUNTED: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
-    RUNS: tl.constexpr, FEW: tl.constexpr,
+    CACHED: tl.constexpr, COUNTED: tl.constexpr, BY_RUNS: tl.constexpr, SINGLY: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RUNS: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs_of(first, UNITS, TILES),): one strip's sums in each of BLOCK_K buckets taken singly, then in
-    buckets >= k of its runs.
+    """Grid (programs_of(first, UNITS, TILES),): one strip's sums in each of BLOCK_K buckets taken SINGLY, and in
+    buckets >= k of its runs if BY_RUNS.
 
     Neighbouring tiles share buckets, so what is taken singly is added up pair by pair while its bucket stays the same:
     one such sum is open for even buckets and one for odd.
@@ -99,41 +102,39 @@ def _by_bucket_kernel(
     o_row, o_k, o_run = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K), tl.arange(0, RUNS)
     o_m = i_m * BLOCK + o_row
     m_m = o_m < length
-    b_hist = tl.zeros((BLOCK_K,), dtype=tl.float32)
-    b_runs = tl.zeros((BLOCK, RUNS), dtype=tl.float32)
+    b_hist, b_runs = tl.zeros((BLOCK_K,), dtype=tl.float32), tl.zeros((BLOCK, RUNS), dtype=tl.float32)
     b_even, b_odd = tl.zeros((BLOCK, BLOCK), dtype=tl.float32), tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     even, odd = i_m * 0 - 1, i_m * 0 - 1
-    o_strip = i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_row[None, :]
+    p_strip = p_strips + i_unit.to(tl.int64) * BLOCK * s_row
+    pair = pair_of(i_b, i_m, 0, TILES)
     tiles = i_m + 1 if i_m * BLOCK < length else 0
-    # A tile is loaded while the one before it is summed.
-    b_ahead = _load_strips(p_strips, o_strip, (o_strip >= 0) & (tiles > 0), s_group, GROUPS)
-    p_ahead = p_singles
     lowest_ahead, end_ahead = i_m * 0, i_m * 0
     if COUNTED:
-        p_ahead = p_singles + pair_of(i_b, i_m, 0, TILES) * 2
-        lowest_ahead, end_ahead = tl.load(p_ahead, mask=tiles > 0), tl.load(p_ahead + 1, mask=tiles > 0)
+        lowest_ahead = tl.load(p_singles + pair * 2, mask=tiles > 0, other=0)
+        end_ahead = tl.load(p_singles + pair * 2 + 1, mask=tiles > 0, other=0)
     for i_n in range(tiles):
-        b_sum, lowest, end = b_ahead, lowest_ahead, end_ahead
-        is_more = i_n + 1 < tiles
-        b_ahead = _load_strips(p_strips, o_strip + (i_n + 1) * BLOCK, (o_strip >= 0) & is_more, s_group, GROUPS)
         o_n = i_n * BLOCK + o_row
         m = (o_m[:, None] >= o_n[None, :]) & m_m[:, None]  # other pairs have no gradient
+        o_tile = o_row[:, None] * s_row + o_n[None, :]
         pairs = Pairs(i_b, start, o_m, o_n, m_m, o_n < length)
-        if COUNTED:
-            p_ahead += 2
-            lowest_ahead, end_ahead = tl.load(p_ahead, mask=is_more), tl.load(p_ahead + 1, mask=is_more)
+        lowest, end = lowest_ahead, end_ahead
+        if COUNTED:  # those of the next tile are on their way while this one is summed
+            p_ahead = p_singles + (pair + i_n + 1) * 2
+            lowest_ahead = tl.load(p_ahead, mask=i_n + 1 < tiles, other=0)
+            end_ahead = tl.load(p_ahead + 1, mask=i_n + 1 < tiles, other=0)
         else:
             b_bucket = load_buckets(
                 p_times=p_times, p_query_times=p_query_times, p_buckets=p_buckets, s_row=s_row, L=L, last=last,
                 pairs=pairs, CACHED=CACHED,
             )  # fmt: skip
             b_count, lowest, end = find_runs(b_bucket, m, BLOCK, RUNS, FEW)
-        if lowest == end:
+        if BY_RUNS and lowest == end:
             if COUNTED:
-                p_count = p_counts + pair_of(i_b, i_m, i_n, TILES) * BLOCK * RUNS
+                p_count = p_counts + (pair + i_n) * BLOCK * RUNS
                 b_count = tl.load(p_count + o_row[:, None] * RUNS + o_run[None, :]).to(tl.int32)
-            b_runs += sum_runs(b_sum, b_count)
-        else:
+            b_runs += sum_runs(_load_strips(p_strip, o_tile, i_n >= 0, s_group, GROUPS), b_count)
+        if SINGLY and lowest < end:
+            b_sum = _load_strips(p_strip, o_tile, m, s_group, GROUPS)
             if COUNTED:
                 b_bucket = tl.zeros((BLOCK, BLOCK), dtype=tl.int32) + lowest
                 if end - lowest > 1:
@@ -142,7 +143,7 @@ def _by_bucket_kernel(
                         pairs=pairs, CACHED=CACHED,
                     )  # fmt: skip
             for i_k in range(lowest, end):
-                b_part = tl.where(m & (b_bucket == i_k), b_sum, 0.0)
+                b_part = tl.where(b_bucket == i_k, b_sum, 0.0)
                 if i_k % 2 == 0:
                     if i_k == even:
                         b_even += b_part
@@ -155,10 +156,12 @@ def _by_bucket_kernel(
                     else:
                         b_hist = _close(b_hist, b_odd, o_k == odd)
                         b_odd, odd = b_part, i_k
-    b_hist = _close(_close(b_hist, b_even, o_k == even), b_odd, o_k == odd)
     p_row = p_partial + (first + i_unit).to(tl.int64) * (BLOCK_K + RUNS)
-    tl.store(p_row + o_k, b_hist)
-    tl.store(p_row + BLOCK_K + o_run, tl.sum(b_runs, axis=0))
+    if SINGLY:
+        b_hist = _close(_close(b_hist, b_even, o_k == even), b_odd, o_k == odd)
+        tl.store(p_row + o_k, b_hist)
+    if BY_RUNS:
+        tl.store(p_row + BLOCK_K + o_run, tl.sum(b_runs, axis=0))
 
 
 @triton.jit
@@ -241,7 +244,8 @@ def sum_strips(
     has_bias, device = d_position is not None or d_time is not None, bounds.lengths_B.device
     units = min(B * tiles, MOST_UNITS)
     if has_bias:
-        units = max(1, min(units, STRIP_BYTES // (groups * dtype.itemsize * block * S)))
+        budget = at_least(STRIP_BYTES, STRIP_SHARE, device)
+        units = max(1, min(units, budget // (groups * dtype.itemsize * block * S)))
     slices = range(0, B * tiles, units)
     strips = torch.empty((groups, units if has_bias else 0, block, S), dtype=dtype, device=device)
     rows = FEW_ROWS if units * block <= FEW else ROWS
@@ -306,24 +310,30 @@ def _launch_by_bucket(
 ) -> None:  # fmt: skip
     assert bias.gaps is not None
     found, pointers, sizes = bias.gaps.runs, bias.pointers(by_bucket), bias.sizes(bounds)
-    _by_bucket_kernel[(programs_of(first, units, tiles),)](
-        p_strips=strips,
-        p_partial=by_bucket,
+    arguments = {
+        "p_strips": strips,
+        "p_partial": by_bucket,
         **{name: pointers[name] for name in ("p_times", "p_query_times", "p_buckets")},
-        p_counts=by_bucket if found is None else found.counts,
-        p_singles=by_bucket if found is None else found.singles,
+        "p_counts": by_bucket if found is None else found.counts,
+        "p_singles": by_bucket if found is None else found.singles,
         **bounds_pointers(bounds),
         **{name: sizes[name] for name in ("s_row", "L", "last")},
-        s_group=strips.stride(0),
-        first=first,
-        UNITS=units,
-        TILES=tiles,
-        CACHED=bias.constants()["CACHED"],
-        COUNTED=found is not None,
-        GROUPS=len(strips),
-        BLOCK=strips.shape[2],
-        BLOCK_K=block_k,
-        RUNS=runs.RUNS,
-        FEW=runs.FEW,
-        num_warps=8,  # not tuned
-    )
+        "s_group": strips.stride(0),
+        "first": first,
+        "UNITS": units,
+        "TILES": tiles,
+        "CACHED": bias.constants()["CACHED"],
+        "COUNTED": found is not None,
+        "GROUPS": len(strips),
+        "BLOCK": strips.shape[2],
+        "BLOCK_K": block_k,
+        "RUNS": runs.RUNS,
+        "FEW": runs.FEW,
+    }
+    # Prefix sums need twice the registers, so tiles that have no runs get programs of their own. Where the runs are not
+    # known beforehand, finding them is most of the work, and one program does both.
+    ways = [(True, False), (False, True)] if found is not None and APART else [(True, True)]
+    for by_runs, singly in ways:
+        _by_bucket_kernel[(programs_of(first, units, tiles),)](
+            BY_RUNS=by_runs, SINGLY=singly, num_warps=8, **arguments  # not tuned
+        )

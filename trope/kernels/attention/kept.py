@@ -22,14 +22,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trope.kernels.attention import HOPPER
 from trope.kernels.attention.arguments import bounds_pointers, programs_of, strides, tile
 from trope.kernels.attention.tiles import dot, load_tile, store_tile, unit_of, with_one, zeros
 from trope.kernels.sequence_bounds import SequenceBounds
 
 # Numbers of a token in all heads, and heads, that one program takes: dq of a tile of 64 queries is then 64 registers of
-# a thread, and a stage of the pipeline 48 KiB. More heads would need more shared memory, however narrow they are.
+# a thread. More heads would need more shared memory, however narrow they are.
 WIDEST, MOST_HEADS = 256, 8
-LAUNCH = {"BLOCK_N": 32, "num_warps": 8, "num_stages": 2}  # not measured yet
+# Compiled for 8 heads of 32: 119 registers and 112 KiB of shared memory, so that a Hopper multiprocessor holds two
+# programs. Not measured yet.
+LAUNCH = {"BLOCK_N": 32, "num_warps": 8, "num_stages": 3}
 
 
 @triton.jit
@@ -87,10 +90,14 @@ def _query_and_sum_kernel(
         store_tile(p_dq + i * s_dq_h, b_dq[i] * scale, start + o_m, o_m < length, s_dq_t, D, BLOCK_D)
 
 
-def is_joint(q: Tensor, shared: int) -> bool:
-    """Whether one program takes all heads of a tile of queries. shared: bytes of shared memory that it may have."""
+def is_joint(q: Tensor, tiles: int, shared: int) -> bool:
+    """Whether one program takes all heads of a tile of queries.
+
+    tiles: of a sequence; those of one tile would give too few programs. shared: bytes of shared memory of a program.
+    """
     heads, width = q.shape[1], max(16, triton.next_power_of_2(q.shape[2]))
-    return q.element_size() == 2 and heads <= MOST_HEADS and heads * width <= WIDEST and shared >= 200_000
+    fits = q.element_size() == 2 and heads <= MOST_HEADS and heads * width <= WIDEST and shared >= HOPPER
+    return fits and tiles > 1
 
 
 def query_from_kept(ds: Tensor, k: Tensor, dq: Tensor, bounds: SequenceBounds, n: int) -> None:
