@@ -24,9 +24,9 @@ __all__ = ["Gaps", "hstu_attention", "time_gaps"]
 
 # Buckets of all pairs (a byte each, for all blocks) and the bias of all pairs (for all heads of a block) are kept where
 # they fit in this many bytes; large GPUs keep a larger bias (attention/op.py, KEPT_SHARE). A bias that is not kept is
-# written again for the backward pass. Beyond that the kernels form both tile by tile, so memory is linear in the length,
-# and short sequences do not pay for it. 256 MiB keeps both at batch 128 and 512 positions; the budget itself was not
-# tuned.
+# written again for the backward pass. Beyond that the kernels form both tile by tile, so memory is linear in the
+# length, and short sequences do not pay for it. 256 MiB keeps both at batch 128 and 512 positions; the budget itself
+# was not tuned.
 CACHE_BYTES = 1 << 28
 # Shared memory of a program on Hopper, and on an A100. The kernels were compiled for both and for GPUs with 99 KiB
 # (RTX 30 and 40, L4, L40S), by Triton 3.7, and `widest_head` says which of them fit.

@@ -335,5 +335,8 @@ def _launch_by_bucket(
     ways = [(True, False), (False, True)] if found is not None and APART else [(True, True)]
     for by_runs, singly in ways:
         _by_bucket_kernel[(programs_of(first, units, tiles),)](
-            BY_RUNS=by_runs, SINGLY=singly, num_warps=8, **arguments  # not tuned
+            BY_RUNS=by_runs,
+            SINGLY=singly,
+            num_warps=8,  # not tuned
+            **arguments,
         )

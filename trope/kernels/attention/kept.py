@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 """What the kept gradient of the scores gives: dq, and its sum over the heads for the bias weights.
 
 Both read every kept tile, at the speed of memory. Where all heads of a tile of queries fit the registers, one kernel
@@ -14,6 +13,8 @@ Arguments that attention/arguments.py does not explain:
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask, s_ stride.
 Shape letters: B sequences, L positions, S = row_stride(L), T tokens, H heads, D head dim.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
