@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from trope.kernels.attention import backward, bias_gradient, hstu_attention, kept, op, runs, time_gaps
+from trope.kernels.attention import triton as triton_forward
 from trope.kernels.sequence_bounds import SequenceBounds
 
 WARM_UP, REPEATS = 3, 10
@@ -56,21 +57,25 @@ WAYS: list[tuple[str, list[tuple[Any, str, Any]]]] = [
     ("old", [APART_QUERY, *ALL_RUNS, SMALL_CACHE, SMALL_SLICES]),
     ("new", []),
     ("new, dq and sum apart", [APART_QUERY]),
+    ("new, joint 64 keys 8 warps 2 stages", joint(64, 8, 2)),
+    ("new, key adds the bias in registers", launched(backward, "_key_kernel", SHEET=2)),
+    ("new, key stores by TMA", [(backward, "TMA", True)]),
+    ("new, key of 2 heads", [(backward, "KEPT_WIDTH", 64)]),
+    ("new, forward adds the bias in registers", launched(triton_forward, "_forward_kernel", SHEET=2)),
+    ("new, joint 64 keys 8 warps 3 stages", joint(64, 8, 3)),
+    ("new, joint 32 keys 8 warps 2 stages", joint(32, 8, 2)),
+    ("new, few and many buckets in one program", [(bias_gradient, "APART", False)]),
     ("new, runs in every tile", ALL_RUNS),
     ("new, slices of 256 MiB", [SMALL_SLICES]),
-    ("new, few and many buckets in one program", [(bias_gradient, "APART", False)]),
     ("new, few is 2", [(runs, "FEW", 2)]),
     ("new, few is 8", [(runs, "FEW", 8)]),
-    ("new, joint 32 keys 8 warps 2 stages", joint(32, 8, 2)),
-    ("new, joint 64 keys 8 warps 2 stages", joint(64, 8, 2)),
-    ("new, joint 64 keys 8 warps 3 stages", joint(64, 8, 3)),
     ("new, joint 64 keys 8 warps 1 stage", joint(64, 8, 1)),
     ("new, joint 32 keys 4 warps 3 stages", joint(32, 4, 3)),
-    ("new, key of 2 heads", [(backward, "KEPT_WIDTH", 64)]),
     ("new, key of 2 heads 2 stages", [(backward, "KEPT_WIDTH", 64), *launched(backward, "_key_kernel", num_stages=2)]),
     ("new, key of 2 heads 8 warps", [(backward, "KEPT_WIDTH", 64), *launched(backward, "_key_kernel", num_warps=8)]),
     ("new, key 2 stages", launched(backward, "_key_kernel", num_stages=2)),
     ("new, key 4 stages", launched(backward, "_key_kernel", num_stages=4)),
+    ("new, key of 2 heads stores by TMA", [(backward, "TMA", True), (backward, "KEPT_WIDTH", 64)]),
     ("new, by_bucket 16 warps", launched(bias_gradient, "_by_bucket_kernel", num_warps=16)),
     ("new, by_bucket 4 warps", launched(bias_gradient, "_by_bucket_kernel", num_warps=4)),
 ]
@@ -154,36 +159,34 @@ def main() -> None:
         import triton
 
         print(f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
-    for shape in TINY if arguments.tiny else SHAPES:
-        block, first = Block(*shape, device), None
-        print("== {} x {}, {} heads of {}".format(*shape))
-        for way, settings in WAYS if shape[2] * shape[3] <= 256 else WAYS[:2]:
+    shapes = TINY if arguments.tiny else SHAPES
+    blocks, firsts = {shape: Block(*shape, device) for shape in shapes}, {}
+    ways = [way for i, way in enumerate(WAYS) if i == 0 or arguments.only in way[0]]
+    # All shapes of a way, then the next way: its kernels are compiled once, and what is cut off is the end of the list.
+    for way, settings in ways:
+        for shape, block in blocks.items():
             if time.monotonic() - began > arguments.seconds:
                 print(f"no time for: {way}")
-                continue
-            if first is not None and arguments.only not in way:
+                break
+            if way not in ("old", "new") and shape[2] * shape[3] > 256:
                 continue
             with having(settings):
                 try:
                     found = block()
                     times = {} if arguments.tiny else device_times(block)
                 except Exception as error:  # a variant that does not fit must not hide the others
-                    print(f"{way}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+                    print(f"{shape} {way}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
                     continue
-            first = found if first is None else first
+            first = firsts.setdefault(shape, found)
             by_time = sorted(times.items(), key=lambda item: -item[1][0])
             parts = ", ".join(f"{name}{f' x {n}' if n > 1 else ''} {us:.0f}" for name, (us, n) in by_time)
             total = sum(us for us, _ in times.values())
+            print("{} x {} x {} x {} ".format(*shape), end="")
             print(f"{way}: total {total:.0f} us; {parts} | off {off(found, first)}", flush=True)
-        if not arguments.tiny:
-            # Same bits every time, also in memory that held NaN.
-            again = block()
-            dirty = [torch.full((size,), torch.nan, device=device) for size in (1 << 16, 1 << 20, 1 << 23, 1 << 28)]
-            del dirty
-            print("the same bits again:", all(map(torch.equal, again, block())), flush=True)
-        del block, first
-        if not arguments.tiny:
-            torch.cuda.empty_cache()
+            if way == "new" and not arguments.tiny:  # the same bits every time, also in memory that held NaN
+                dirty = [torch.full((size,), torch.nan, device=device) for size in (1 << 16, 1 << 20, 1 << 23, 1 << 28)]
+                del dirty
+                print("  the same bits again:", all(map(torch.equal, found, block())), flush=True)
     print(f"# {time.monotonic() - began:.0f} s")
 
 
