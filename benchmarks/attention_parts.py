@@ -23,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trope.kernels.attention import backward, bias_gradient, hstu_attention, kept, op, runs, time_gaps
 from trope.kernels.attention import triton as triton_forward
+from trope.kernels.backend import Backend
 from trope.kernels.sequence_bounds import SequenceBounds
 
 WARM_UP, REPEATS = 3, 10
@@ -111,11 +112,11 @@ class Block:
         self.weights = [random(size).requires_grad_() for size in (2 * L - 1, 129)]
         self.dy, self.n = random(B * L, H, D).bfloat16(), L
 
-    def __call__(self) -> list[Tensor]:
-        gaps = time_gaps(self.times, self.looking, self.bounds, 128, self.joint, backend="triton")
-        q, k, v = self.joint.unbind(1)
-        y = hstu_attention(q, k, v, self.bounds, self.n, *self.weights, gaps, backend="triton")
-        d_joint, *d_weights = torch.autograd.grad(y, [self.joint, *self.weights], self.dy)
+    def __call__(self, backend: Backend = "triton", dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+        joint = self.joint.to(dtype)
+        gaps = time_gaps(self.times, self.looking, self.bounds, 128, joint, backend=backend)
+        y = hstu_attention(*joint.unbind(1), self.bounds, self.n, *self.weights, gaps, backend=backend)
+        d_joint, *d_weights = torch.autograd.grad(y, [joint, *self.weights], self.dy.to(dtype))
         return [y.detach(), *d_joint.unbind(1), *d_weights]
 
 
@@ -160,6 +161,8 @@ def main() -> None:
 
         print(f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     shapes = TINY if arguments.tiny else SHAPES
+    small = Block(*((2, 70, 2, 16) if arguments.tiny else (2, 700, 8, 32)), device)
+    print("small, off from the reference in float32:", off(small(), small("torch", torch.float32)), flush=True)
     blocks, firsts = {shape: Block(*shape, device) for shape in shapes}, {}
     ways = [way for i, way in enumerate(WAYS) if i == 0 or arguments.only in way[0]]
     # All shapes of a way, then the next way: its kernels are compiled once, and what is cut off is the end of the list.
