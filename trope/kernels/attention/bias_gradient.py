@@ -330,9 +330,11 @@ def _launch_by_bucket(
         "RUNS": runs.RUNS,
         "FEW": runs.FEW,
     }
-    # Prefix sums need twice the registers, so tiles that have no runs get programs of their own. Where the runs are not
-    # known beforehand, finding them is most of the work, and one program does both.
-    ways = [(True, False), (False, True)] if found is not None and APART else [(True, True)]
+    # Both ways in one program need so many registers that a multiprocessor holds one program instead of two or three.
+    # Where the runs are not known beforehand, finding them is most of the work, and one program does both. One tile is
+    # not worth a second launch.
+    is_apart = APART and found is not None and tiles > 1
+    ways = [(True, False), (False, True)] if is_apart else [(True, True)]
     for by_runs, singly in ways:
         _by_bucket_kernel[(programs_of(first, units, tiles),)](
             BY_RUNS=by_runs,
