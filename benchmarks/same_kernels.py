@@ -75,6 +75,7 @@ def launch_everything() -> None:
         if name.startswith("trope.") and hasattr(module, "resolve_backend"):
             module.resolve_backend = backend.resolve_backend
     from trope.kernels import attention
+    from trope.kernels.adamw import Moved, factors_of, move
     from trope.kernels.batch import BatchShape, Source, gather_batch
     from trope.kernels.causal_attention import causal_attention
     from trope.kernels.divergence import Watched, watch
@@ -198,9 +199,11 @@ def launch_everything() -> None:
         table_gradient(table, scores, inputs)
         for second in (torch.zeros(V + 1, E), torch.zeros(V + 1)):
             for part in ("all", "others", "inputs"):
-                arguments = (table, torch.zeros(V + 1, E), second, unit, scores, inputs, torch.ones(6))
+                arguments = (table, torch.zeros(V + 1, E), second, unit, scores, inputs, factors_of(torch.ones(6)))
                 update_table(*arguments, part=part)
 
+    matrices = [torch.randn(70, 50) for _ in range(4)]
+    move([Moved(*matrices, low) for low in (None, torch.zeros(70, 50, dtype=low))], factors_of(torch.ones(6)))
     watch(torch.tensor(1.0), torch.ones(17), Watched.begin(0, 17, torch.device("cpu")))
     windows = (torch.tensor([0, 40]), torch.tensor([30, 80]), torch.tensor([0, 1]))
     source = Source(torch.arange(100, dtype=torch.int32), torch.arange(100), *windows)

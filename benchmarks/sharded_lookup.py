@@ -28,6 +28,7 @@ from torch import Tensor, multiprocessing
 from torch import distributed as dist
 
 from trope.environment import describe
+from trope.kernels.adamw import factors_of
 from trope.models.sharded_items import ShardedItemTable
 
 RANKS = 2
@@ -74,7 +75,7 @@ def _ours(asked: dict[str, int], items_T: Tensor, grad_TE: Tensor, rank: int) ->
     table = ShardedItemTable(asked["items"], asked["width"], rank, RANKS)
     moments = torch.zeros_like(table.weight.data), torch.zeros(len(table.weight))
     unit_VE = table.unit_copy(torch.bfloat16)
-    hyper = torch.tensor([1e-3, 0.9, 0.98, 1e-8, 1e-3, 1.0], dtype=torch.float64)
+    factors = factors_of(torch.tensor([1e-3, 0.9, 0.98, 1e-8, 1e-3, 1.0], dtype=torch.float64))
 
     def there_and_back() -> Any:
         fetched = table.fetch(items_T)
@@ -84,7 +85,7 @@ def _ours(asked: dict[str, int], items_T: Tensor, grad_TE: Tensor, rank: int) ->
     entries = there_and_back()
     return {
         "lookup_and_gradients_ms": _time(there_and_back, asked["rounds"]),
-        "adamw_of_all_rows_ms": _time(lambda: table.update(moments, unit_VE, *entries, hyper), asked["rounds"]),
+        "adamw_of_all_rows_ms": _time(lambda: table.update(moments, unit_VE, *entries, factors), asked["rounds"]),
     }
 
 

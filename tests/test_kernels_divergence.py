@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trope.kernels.backend import Backend
-from trope.kernels.divergence import Watched, watch
+from trope.kernels.divergence import Squares, Watched, watch
 
 pytest.importorskip("trope.kernels.divergence.triton", reason="needs the package triton")
 
@@ -33,7 +33,7 @@ def test_keeps_the_first_step_that_is_not_finite(
 ) -> None:  # fmt: skip
     watched = Watched.begin(10, 3, torch.device(device))
     for loss, norms in steps:
-        norm = watch(torch.tensor(loss, device=device), torch.tensor(norms, device=device), watched, backend)
+        norm = watch(torch.tensor(loss, device=device), torch.tensor(norms, device=device), watched, backend=backend)
         want = math.sqrt(sum(each * each for each in norms))
         assert norm.shape == () and (float(norm) == pytest.approx(want) or not math.isfinite(want))
         assert math.isfinite(float(norm)) == math.isfinite(want)
@@ -47,5 +47,21 @@ def test_keeps_the_first_step_that_is_not_finite(
 def test_any_number_of_parameters(parameters: int, device: str) -> None:
     norms_P = torch.rand(parameters, generator=torch.Generator().manual_seed(0)).to(device)
     watched = Watched.begin(0, parameters, torch.device(device))
-    norm = watch(torch.tensor(1.0, device=device), norms_P, watched, "triton")
+    norm = watch(torch.tensor(1.0, device=device), norms_P, watched, backend="triton")
     torch.testing.assert_close(norm.double(), norms_P.double().norm(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("sizes", [(1, None), (256, 256), (3, 40), (300, 1)])
+def test_takes_one_norm_by_parts_of_its_square(sizes: tuple[int, int | None], backend: Backend, device: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    first, second = (None if size is None else torch.rand(size, generator=rng).to(device) for size in sizes)
+    norms_P = torch.tensor([3.0, NAN, 4.0], device=device)
+    watched = Watched.begin(0, 3, torch.device(device))
+    assert first is not None
+    norm = watch(torch.tensor(1.0, device=device), norms_P, watched, Squares(1, first, second), backend)
+    total = 25 + float(first.sum()) + (0 if second is None else float(second.sum()))
+    assert float(norm) == pytest.approx(math.sqrt(total), rel=1e-6)
+    assert int(watched.bad_step) == -1
+    watch(torch.tensor(1.0, device=device), norms_P, watched, Squares(1, first * INF, second), backend)
+    assert int(watched.bad_step) == 2 and watched.bad_norms_P.tolist() == [3.0, INF, 4.0]

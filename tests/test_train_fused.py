@@ -17,6 +17,7 @@ from trope.kernels.backend import Backend, prefer
 from trope.kernels.softmax import shared as softmax_shared
 from trope.models.recommender import SequentialRecommender
 from trope.train import fused as train_fused
+from trope.train import matrices as train_matrices
 from trope.train import step as train_step
 from trope.train.distributed import Group
 from trope.train.divergence import DivergenceGuard
@@ -102,9 +103,15 @@ def same_shared_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(softmax_shared, "_TILE", 8 * 50)
 
 
+@pytest.fixture
+def small_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every matrix of a tiny model counts as large."""
+    monkeypatch.setattr(train_matrices, "LARGE", 2)
+
+
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize(("name", "table_state"), [*((name, "full") for name in PRESETS), ("hstu-trope", "row")])
-@pytest.mark.usefixtures("same_negatives")
+@pytest.mark.usefixtures("same_negatives", "small_matrices")
 def test_steps_are_the_plain_steps(name: str, table_state: str, clip: float) -> None:
     # A gradient that is 0 but for rounding moves its parameter by lr; SwiGLU and RMSNorm make much of that.
     rate = 0.001 if name.startswith("transformer") else 0.01
@@ -179,6 +186,24 @@ def test_the_table_follows_a_falling_learning_rate(table_state: str, clip: float
         loss, _ = plain.plain_step(number)
         torch.testing.assert_close(step(0, number, number).loss, loss, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(fused.model.items.weight.detach(), before, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["hstu-trope", "transformer-trope"])
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.usefixtures("same_negatives", "small_matrices")
+def test_copies_for_products_follow_the_parameters(name: str, clip: float) -> None:
+    config = TINY.config(name, "model.dropout=0", "train.negatives=8", f"train.clip={clip}")
+    data = generate(TINY, users=40, full=False, device=CPU)
+    parts = Parts(config, data)
+    step = parts.fused(is_bf16=True)
+    first = {parameter: parameter.detach().clone() for parameter in parts.model.parameters()}
+    for number in range(2):
+        step(0, number, number)
+    copies = {parameter: step.matrices._low.get(id(parameter)) for parameter in first}
+    copied = {parameter: copy for parameter, copy in copies.items() if copy is not None}
+    assert len(copied) == {"hstu-trope": 6, "transformer-trope": 8}[name]
+    for parameter, copy in copied.items():
+        assert not torch.equal(parameter, first[parameter]) and torch.equal(copy, parameter.bfloat16())
 
 
 def test_a_batch_takes_one_of_a_few_sizes() -> None:
@@ -383,12 +408,15 @@ class Line:
         self.waits.append(self.name)
 
 
-SORT, ROWS = ["second", "main"], ["second", "second", "third", "main", "main"]  # loss and other rows; the network's own
+# Both sorts; the buckets of time, which the first block waits for; the ends of the sorts.
+SORT = ["fourth", "second", "third", "main", "main", "main"]
+# The table's other rows, the loss, the network's own matrices and the rest of it.
+ROWS = ["second", "fourth", "third", "fourth", "main", "main", "main"]
 
 
 @pytest.mark.parametrize(
     ("clip", "beside", "expected"),
-    [(0, 10**6, SORT + ROWS), (1, 10**6, [*SORT, "second", "main"]), (0, 0, []), (1, 0, []), (0, 128, SORT + ROWS)],
+    [(0, 10**6, SORT + ROWS), (1, 10**6, [*SORT, "fourth", "main"]), (0, 0, []), (1, 0, []), (0, 128, SORT + ROWS)],
     ids=["all", "clipped", "nothing", "nothing, clipped", "small batches"],
 )
 def test_every_step_waits_for_what_it_began_beside_the_network(
@@ -396,13 +424,13 @@ def test_every_step_waits_for_what_it_began_beside_the_network(
 ) -> None:
     """Whatever its size: another stream waits for the first before it begins, and the first for it at the end."""
     waits: list[str] = []
-    main, second, third = (Line(name, waits) for name in ("main", "second", "third"))
+    main, *others = (Line(name, waits) for name in ("main", "second", "third", "fourth"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(train_fused, "BESIDE", beside)
     data = generate(TINY, users=100, full=False, device=CPU)
     step = Parts(TINY.config("hstu-trope", "train.negatives=8", f"train.clip={clip}"), data).fused()
-    step.aside.stream, step.last.stream = second, third  # type: ignore[assignment]
+    step.aside.stream, step.soon.stream, step.small.stream = others  # type: ignore[assignment]
     sizes = set()
     for number in range(6):
         step(0, number, number)

@@ -6,6 +6,7 @@ Shape letters: B sequences, L positions, T tokens, E width, C coordinates.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trope.kernels.aside import Aside
 from trope.kernels.attention import Gaps, time_gaps
 from trope.kernels.backend import resolve_backend
 from trope.kernels.sequence_bounds import SequenceBounds
@@ -57,6 +59,8 @@ class Context:
         index_T: each token's place in its sequence.
         like: a tensor of the device and dtype that blocks compute in.
         seed: int64 [1], of dropout inside kernels; without one torch's generator draws it when it is needed.
+        low: gives a parameter's copy in `dtype`, which a trainer keeps current, or None.
+        aside: where work may go on beside the blocks' own.
     """
 
     def __init__(
@@ -67,9 +71,11 @@ class Context:
         index_T: Tensor,
         like: Tensor,
         seed: Tensor | None = None,
+        low: Callable[[Tensor], Tensor | None] | None = None,
+        aside: Aside | None = None,
     ) -> None:
         self.bounds, self.times_T, self.query_times_T, self.index_T = bounds, times_T, query_times_T, index_T
-        self._like, self._seed = like, seed
+        self._like, self._seed, self._low, self._aside = like, seed, low, aside
         self._gaps: dict[int, Gaps] = {}
         self._coordinates: dict[tuple[type, bool], tuple[Tensor, Tensor]] = {}
         self._intervals: dict[int, Tensor] = {}
@@ -80,11 +86,26 @@ class Context:
         """Of the products: autocast's where it is on."""
         return product_dtype(self._like)
 
+    def low(self, parameter: Tensor) -> Tensor | None:
+        """A copy of a parameter in `dtype`, or None if nobody keeps one."""
+        return None if self._low is None else self._low(parameter)
+
+    def begin_gaps(self, last: int) -> None:
+        """Compute `gaps` beside what the block does until it asks for them."""
+        if self._aside is not None and last not in self._gaps:
+            with self._aside.work():
+                self._gaps[last] = self._make_gaps(last)
+
     def gaps(self, last: int) -> Gaps:
         """Time gaps of all pairs, in buckets 0 .. last, for HSTU's time bias."""
+        if self._aside is not None:
+            self._aside.join()
         if last not in self._gaps:
-            self._gaps[last] = time_gaps(self.times_T, self.query_times_T, self.bounds, last, like=self._like)
+            self._gaps[last] = self._make_gaps(last)
         return self._gaps[last]
+
+    def _make_gaps(self, last: int) -> Gaps:
+        return time_gaps(self.times_T, self.query_times_T, self.bounds, last, like=self._like)
 
     def coordinates(self, rotary: Rotation, uncentred: bool = False) -> tuple[Tensor, Tensor]:
         """Where queries and keys stand for a rotary encoding, two of [C, T].

@@ -63,8 +63,10 @@ class HSTUBlock(Block):
         return self.remember(stream, context)[0]
 
     def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
+        if self.bias.time is not None:
+            context.begin_gaps(LAST_BUCKET)
         x_TE, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
-        pre_TF = project(normed_TE, self.uvqk)
+        pre_TF = project(normed_TE, self.uvqk, low_IO=context.low(self.uvqk))
         buffer = GradientBuffer(pre_TF.shape[1])
         u, v, q, k = self.split(pre_TF, context, buffer)
         gaps = None if self.bias.time is None else context.gaps(LAST_BUCKET)
@@ -74,7 +76,10 @@ class HSTUBlock(Block):
         gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, seed, self.number, self.gate_eps, buffer)
         if seed is None:  # the kernel did not drop
             gated_TF = self.dropout(gated_TF)
-        return Stream(x_TE, project(gated_TF, self.out.weight.t(), self.out.bias)), KeysValues(k, v)
+        low, low_bias = context.low(self.out.weight), context.low(self.out.bias)
+        low = None if low is None else low.t()
+        delta_TE = project(gated_TF, self.out.weight.t(), self.out.bias, low_IO=low, low_bias_O=low_bias)
+        return Stream(x_TE, delta_TE), KeysValues(k, v)
 
     def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
         x_TE, u_TF, q, own = self._pending(stream, context)

@@ -42,20 +42,22 @@ class TableRows(nn.Module):
         unit_VE: Tensor,
         scores: ScoreEntries,
         inputs: InputEntries,
-        hyper: Tensor,
+        factors: Tensor,
         backend: Backend = "auto",
         part: Part = "all",
     ) -> Tensor:
-        """Gradient and AdamW step of the rows of `part` in one pass; returns their gradient's squared norm, [1].
+        """Gradient and AdamW step of the rows of `part` in one pass.
+
+        Returns the squared norm of their gradient in a few parts, [S], whose sum is left to the caller.
 
         Args:
             moments: AdamW's first and second moment, updated in place.
             unit_VE: from `unit_copy`; receives the new rows' unit vectors.
-            hyper: lr, beta1, beta2, eps, weight_decay, step, on the device.
+            factors: of AdamW, from `trope.kernels.adamw.factors_of` with the same backend.
             part: "inputs" are the rows of items that are some token's input, "others" the rest; see
                 `trope.kernels.table.update_table`.
         """
-        return update_table(self.weight.detach(), *moments, unit_VE, scores, inputs, hyper, backend, part)
+        return update_table(self.weight.detach(), *moments, unit_VE, scores, inputs, factors, backend, part)
 
 
 class ItemTable(TableRows):

@@ -84,7 +84,7 @@ class ModernBlock(Block):
         """The stream behind the feed-forward, from what attention was given, before its norm, and what it gave."""
         stream = self._stream(x_TE, attended_TE, context, 2 * self.number - 1)
         x_TE, normed_TE = sum_and_norm(stream, context.dtype)
-        return self._stream(x_TE, self.feed_forward(normed_TE), context, 2 * self.number)
+        return self._stream(x_TE, self.feed_forward(normed_TE, context), context, 2 * self.number)
 
     def _stream(self, x_TE: Tensor, delta_TE: Tensor, context: Context, place: int) -> Stream:
         """The stream with a branch's output, dropped here where no kernel will."""
@@ -117,8 +117,9 @@ class Projection(nn.Module):
         most = 1 / math.sqrt(inputs)  # nn.Linear's
         self.weight = nn.Parameter(torch.empty(inputs, outputs).uniform_(-most, most))
 
-    def forward(self, x_TI: Tensor) -> Tensor:
-        return project(x_TI, self.weight)
+    def forward(self, x_TI: Tensor, context: Context | None = None) -> Tensor:
+        """context: may have a copy of the weights in the dtype of x."""
+        return project(x_TI, self.weight, low_IO=None if context is None else context.low(self.weight))
 
 
 class ModernAttention(SoftmaxAttention):
@@ -126,6 +127,7 @@ class ModernAttention(SoftmaxAttention):
     full."""
 
     qkv: Projection
+    out: Projection
 
     def __init__(self, config: ModelConfig, rotary: Rotation | None, number: int) -> None:
         qkv, out = Projection(config.width, 3 * config.width), Projection(config.width, config.width)
@@ -134,9 +136,12 @@ class ModernAttention(SoftmaxAttention):
     def split(self, x_TE: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         slots_T, shape = context.slots(), context.padded_shape
         rows = None if slots_T is None else math.prod(shape)
-        parts = split_rotate(self.qkv(x_TE), self.heads, *turning(self.rotary, context), slots_T, rows)
+        parts = split_rotate(self.qkv(x_TE, context), self.heads, *turning(self.rotary, context), slots_T, rows)
         q, k, v = (part.unflatten(0, shape) for part in parts)
         return q, k, v
+
+    def project_out(self, y_TE: Tensor, context: Context) -> Tensor:
+        return self.out(y_TE, context)
 
     def keys_values(self, x_TE: Tensor, context: Context | LookContext) -> KeysValues:
         _, weight_k, weight_v = self.qkv.weight.chunk(3, dim=1)
@@ -153,8 +158,8 @@ class SwiGLU(nn.Module):
         self.inner = Projection(width, 2 * inner)
         self.out = Projection(inner, width)
 
-    def forward(self, x_TE: Tensor) -> Tensor:
-        return self.out(swiglu(self.inner(x_TE)))
+    def forward(self, x_TE: Tensor, context: Context | None = None) -> Tensor:
+        return self.out(swiglu(self.inner(x_TE, context)), context)
 
 
 def inner_width(width: int) -> int:

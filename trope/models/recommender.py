@@ -9,6 +9,7 @@ Shape letters: B batch, L positions, T jagged tokens, E width, F turning dims, V
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.config import Config
+from trope.kernels.aside import Aside
 from trope.kernels.sequence_bounds import SequenceBounds
 from trope.models import pretrained
 from trope.models.blocks import BLOCKS
@@ -156,6 +158,8 @@ class SequentialRecommender(nn.Module):
         index_T: Tensor,
         seed: Tensor | None = None,
         start: Tensor | None = None,
+        low: Callable[[Tensor], Tensor | None] | None = None,
+        aside: Aside | None = None,
     ) -> Tensor:
         """All blocks, the final norm and the readout over embedded tokens: raw outputs [T, E], not normalised.
 
@@ -166,8 +170,9 @@ class SequentialRecommender(nn.Module):
             seed: int64 [1], of dropout inside kernels; without one torch's generator draws it.
             start: the first `start_dims` of x_TE, or more of them, as a tensor of its own: the gradient of what the
                 readout subtracts then goes there. Without it the readout subtracts x_TE itself.
+            low, aside: see `Context`.
         """
-        context = Context(bounds, times_T, query_times_T, index_T, like=x_TE, seed=seed)
+        context = Context(bounds, times_T, query_times_T, index_T, like=x_TE, seed=seed, low=low, aside=aside)
         stream = Stream(x_TE)
         for block in self.blocks:
             stream = block(stream, context)

@@ -58,4 +58,8 @@ class SoftmaxAttention(nn.Module, ABC):
         dropout = self.dropout if self.training else 0.0
         seed = context.kernel_seed() if dropout else None
         y_BLHD = causal_attention(q, k, v, dropout, seed, self.stream)
-        return self.out(context.flat(y_BLHD.flatten(2)))
+        return self.project_out(context.flat(y_BLHD.flatten(2)), context)
+
+    def project_out(self, y_TE: Tensor, context: Context) -> Tensor:
+        """The projection back."""
+        return self.out(y_TE)

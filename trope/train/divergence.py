@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from trope.kernels.divergence import Watched, watch
+from trope.kernels.divergence import Squares, Watched, watch
 
 
 class Diverged(RuntimeError):
@@ -32,15 +32,29 @@ class DivergenceGuard:
         of = {id(p): p.grad for _, p in self._named if p.grad is not None and id(p) not in left_out}
         return dict(zip(of, torch._foreach_norm(list(of.values())), strict=True)) if of else {}
 
-    def __call__(self, loss: Tensor, known: dict[int, Tensor] | None = None) -> Tensor:
+    def __call__(
+        self,
+        loss: Tensor,
+        known: dict[int, Tensor] | None = None,
+        parts: tuple[nn.Parameter, Tensor, Tensor | None] | None = None,
+    ) -> Tensor:
         """Look at a step's loss and gradients; returns the gradient's norm.
 
         known: gradient norms by the id of their parameter; the others are computed here.
+        parts: a parameter, and its gradient's squared norm in parts whose sum nobody has formed.
         """
-        found = {**self.norms(known or ()), **(known or {})}
+        known = known or {}
+        squares = None
+        if parts is not None:
+            parameter, first, second = parts
+            known = {**known, id(parameter): first[0]}  # stands in for the norm, and is not read
+            place = next(place for place, (_, p) in enumerate(self._named) if p is parameter)
+            squares = Squares(place, first, second)
+        found = {**self.norms(known), **known}
         missing = [id(p) for _, p in self._named if id(p) not in found]  # not every step reaches every parameter
         found |= dict.fromkeys(missing, torch.zeros((), device=loss.device)) if missing else {}
-        return watch(loss, torch.stack([found[id(p)].float() for _, p in self._named]), self._watched)
+        norms_P = torch.stack([found[id(p)].float() for _, p in self._named])
+        return watch(loss, norms_P, self._watched, squares)
 
     def check(self, kept: str) -> None:
         """Raise if any step so far met a number that is not finite.

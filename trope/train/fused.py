@@ -10,10 +10,12 @@ The mathematics is that of `trope.train.step`; what differs is where it happens:
   for the N that count;
 - the turning dims of the network's input are a second input, a view of the first: the readout subtracts them. Their
   gradient is then as narrow as they are, and `embed_backward` adds it to the input's;
-- in a batch of few tokens the network leaves much of the GPU free, and more goes on beside it (trope.train.aside).
-  During the forward pass the batch's entries are sorted by item. During the backward pass the rows that are no token's
-  input are updated, which is nearly all of the table. Only the rows of the batch's own items wait for the network's
-  gradient, and the network's own parameters move beside them;
+- the network's large matrices move in one pass each, which also writes the copies in bf16 that the next step's products
+  read (trope.train.matrices);
+- in a batch of few tokens the network leaves much of the GPU free, and more goes on beside it (trope.kernels.aside).
+  During the forward pass the batch's entries are sorted by item, and the time bias finds its buckets. During the
+  backward pass the rows that are no token's input are updated, which is nearly all of the table. Only the rows of the
+  batch's own items wait for the network's gradient, and the network's own parameters move beside them;
 - everything that changes from step to step lives on the device: the cursor into the epoch's order, the step number, the
   learning rates, and the seed of everything random, which depends on the step alone: a resumed run draws the same;
 - a batch takes as many tokens as it has events, rounded up to one of a few sizes. The first batch of a size runs as
@@ -37,6 +39,8 @@ from torch import Tensor, nn
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
+from trope.kernels.adamw import factors_of
+from trope.kernels.aside import Aside
 from trope.kernels.backend import Backend
 from trope.kernels.batch import BatchShape, Tokens, gather_batch
 from trope.kernels.embed import embed, embed_backward
@@ -44,9 +48,9 @@ from trope.kernels.softmax import draw_uniform, sampled_softmax
 from trope.kernels.softmax.shared import shared_softmax
 from trope.kernels.table import InputEntries, Part, ScoreEntries
 from trope.models.recommender import SequentialRecommender
-from trope.train.aside import Aside
 from trope.train.divergence import DivergenceGuard
 from trope.train.loss import draw_negatives
+from trope.train.matrices import Matrices
 from trope.train.optimizer import table_hyper, table_rate
 from trope.train.step import Feed, seed_for
 
@@ -109,9 +113,13 @@ class FusedStep:
         self.no_positions = torch.zeros((config.model.max_len, config.model.width), device=self.device)
         # With a largest norm the optimiser updates the table as any parameter.
         self.hyper = table_hyper(optimizer, self.table.weight, step, holds_moments=config.train.clip == 0)
+        low_dtype = torch.bfloat16 if is_bf16 else None
+        self.matrices = Matrices(model, optimizer, self.hyper, config.train.clip == 0, low_dtype, backend)
         self.is_captured = self.device.type == "cuda"
-        # The network goes first: the table's update takes what it leaves free. `last` is for the end of a step.
-        self.aside, self.last = Aside(self.device), Aside(self.device, priority=-1)
+        # The network goes first: `aside`, the table's update, takes what it leaves free. `soon` is for what the network
+        # waits for, `small` for chains of short launches.
+        self.aside = Aside(self.device)
+        self.soon, self.small = (Aside(self.device, priority=-1) for _ in range(2))
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.is_captured else None
         self._graphs: dict[BatchShape, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._seen: set[BatchShape] = set()
@@ -188,10 +196,16 @@ class FusedStep:
         self.optimizer.zero_grad(set_to_none=True)
         tokens = gather_batch(self.source, plan, self.cursor, backend)
         negatives = self._draw(tokens)
-        self.aside.is_open = self.last.is_open = plan.tokens <= BESIDE
-        with self.aside.work():
-            entries = self.table.entries_by_item(self._scored_items(tokens, negatives), backend)
+        for beside in (self.aside, self.soon, self.small):
+            beside.is_open = plan.tokens <= BESIDE
+        factors = None
+        with self.small.work():
             inputs = self.table.input_entries(tokens.items_T, backend)
+        with self.aside.work():
+            if self.config.train.clip == 0:
+                self.hyper[5] += 1
+                factors = factors_of(self.hyper, self.backend)
+            entries = self.table.entries_by_item(self._scored_items(tokens, negatives), backend)
         positions = self.model.positions
         positions_LE = self.no_positions if positions is None else positions.weight.detach()
         drops = (model.dropout, self.seed, _EMBED_STREAM, backend)
@@ -202,15 +216,17 @@ class FusedStep:
         # The cache of casts would outlive the capture.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16, cache_enabled=False):
             out_TE = self.model.run(
-                x_TE, tokens.bounds, tokens.times_T, tokens.query_times_T, tokens.index_T, self.seed, start_TF
-            )
+                x_TE, tokens.bounds, tokens.times_T, tokens.query_times_T, tokens.index_T, self.seed, start_TF,
+                self.matrices.low, self.soon,
+            )  # fmt: skip
         found = self._score(out_TE.detach(), tokens, negatives)
+        self.small.join()
         self.aside.join()
         scores = ScoreEntries(*entries, found.coefs, found.rows)
-        with self.aside.work():
+        others_sq = self._move_others(scores, inputs, factors)
+        with self.small.work():
             loss = found.loss_T.sum() * tokens.weight[0]
             self.loss_sum += loss
-        others_sq = self._move_others(scores, inputs)
         out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
         assert x_TE.grad is not None
         bounds, grad_start_TF = tokens.bounds, None if start_TF is None else start_TF.grad
@@ -220,49 +236,58 @@ class FusedStep:
         if positions is not None:
             positions.weight.grad = grad_positions_LE
         inputs = inputs._replace(grad_TE=grad_rows_TE)
-        return StepResult(loss, self._update(scores, inputs, loss, others_sq))
+        return StepResult(loss, self._update(scores, inputs, factors, loss, others_sq))
 
-    def _move_others(self, scores: ScoreEntries, inputs: InputEntries) -> Tensor | None:
-        """AdamW beside the network for the rows that it has no gradient for; returns their gradient's squared norm.
+    def _move_others(self, scores: ScoreEntries, inputs: InputEntries, factors: Tensor | None) -> Tensor | None:
+        """AdamW beside the network for the rows that it has no gradient for; returns what `_move` does.
 
         None where they move with the others: a largest norm needs that of everything before anything moves.
         """
-        if not self.aside.is_open or self.config.train.clip > 0:
+        if not self.aside.is_open or factors is None:
             return None
-        self.hyper[5] += 1
         with self.aside.work():
-            return self._move(scores, inputs, "others")
+            return self._move(scores, inputs, factors, "others")
 
-    def _update(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor, others_sq: Tensor | None) -> Tensor:
-        """AdamW for everything that has not moved; returns the gradient's norm."""
-        if self.config.train.clip > 0:
+    def _update(
+        self,
+        scores: ScoreEntries,
+        inputs: InputEntries,
+        factors: Tensor | None,
+        loss: Tensor,
+        others_sq: Tensor | None,
+    ) -> Tensor:
+        """AdamW for everything that has not moved; returns the gradient's norm.
+
+        factors: of AdamW; None where there is a largest norm.
+        """
+        if factors is None:
             return self._clipped(scores, inputs, loss)
-        table = id(self.table.weight)
-        if others_sq is None:
-            self.hyper[5] += 1
-        with self.last.work():  # beside the rows of the batch's own items
-            norms = self.guard.norms(known=[table])
+        with self.soon.work():  # beside the rows of the batch's own items
+            norms, read_until_joined = self.matrices.move(factors)
+        with self.small.work():
+            norms |= self.guard.norms(known=[id(self.table.weight)])
             self.optimizer.step()
-        norm_sq = self._move(scores, inputs, "all" if others_sq is None else "inputs")
-        self.last.join()
-        self.aside.join()
-        if others_sq is not None:
-            norm_sq = norm_sq + others_sq
-        return self.guard(loss, {**norms, table: norm_sq[0].sqrt()})
+            self.matrices.copy_others()
+        squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
+        for beside in (self.soon, self.small, self.aside):
+            beside.join()
+        del read_until_joined
+        return self.guard(loss, norms, (self.table.weight, squares, others_sq))
 
-    def _move(self, scores: ScoreEntries, inputs: InputEntries, part: Part) -> Tensor:
-        """AdamW for a part of the table's rows; returns the squared norm of their gradient."""
+    def _move(self, scores: ScoreEntries, inputs: InputEntries, factors: Tensor, part: Part) -> Tensor:
+        """AdamW for a part of the table's rows; returns the squared norm of their gradient in parts."""
         state = self.optimizer.state[self.table.weight]
         moments = (state["exp_avg"], state["exp_avg_sq"])
-        return self.table.update(moments, self.unit_VE, scores, inputs, self.hyper, self.backend, part)
+        return self.table.update(moments, self.unit_VE, scores, inputs, factors, self.backend, part)
 
     def _clipped(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor) -> Tensor:
         """AdamW for everything, with a largest norm of the gradient; returns the norm that it had."""
-        self.aside.join()
+        self.small.join()
         self.table.weight.grad = self.table.gradient(scores, inputs, self.backend)
         norm = self.guard(loss)
         nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.train.clip, norm)
         self.optimizer.step()
+        self.matrices.copy_others()
         self.unit_VE.copy_(self.table.unit_copy(self.unit_VE.dtype, self.backend))
         return norm
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trope.config import Config
-from trope.kernels.table.reference import adamw
+from trope.kernels.adamw.reference import adamw
 from trope.models.recommender import SequentialRecommender
 from trope.rotary import frequency_parameters
 
@@ -90,25 +90,31 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float])
 def table_hyper(optimizer: torch.optim.Optimizer, table: Tensor, step: int, holds_moments: bool) -> Tensor:
     """lr, beta1, beta2, eps, weight decay and step of the item table, on its device, for its fused update.
 
-    holds_moments: give the optimiser moments of the table where it has none, and the step as it is counted here.
+    holds_moments: the update here moves the table, so the optimiser needs its moments and step; see `hold_moments`.
     """
-    group = _table_group(optimizer, table)
+    group = group_of(optimizer, table)
     beta1, beta2 = group["betas"]
     values = [float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"], step]
     hyper = torch.tensor(values, dtype=torch.float64, device=table.device)
     if holds_moments:
-        state = optimizer.state[table]
-        for moment in ("exp_avg", "exp_avg_sq"):
-            if moment not in state:
-                state[moment] = torch.zeros_like(table)
-        state["step"] = hyper[5]  # a view: checkpoints find it where AdamW would keep it
+        hold_moments(optimizer, table, hyper)
     return hyper
+
+
+def hold_moments(optimizer: torch.optim.Optimizer, parameter: Tensor, hyper: Tensor) -> None:
+    """Give the optimiser moments of a parameter where it has none, and the step as `hyper` counts it."""
+    state = optimizer.state[parameter]
+    for moment in ("exp_avg", "exp_avg_sq"):
+        if moment not in state:
+            state[moment] = torch.zeros_like(parameter)
+    state["step"] = hyper[5]  # a view: checkpoints find it where AdamW would keep it
 
 
 def table_rate(optimizer: torch.optim.Optimizer, table: Tensor) -> float:
     """The optimiser's learning rate of the item table."""
-    return float(_table_group(optimizer, table)["lr"])
+    return float(group_of(optimizer, table)["lr"])
 
 
-def _table_group(optimizer: torch.optim.Optimizer, table: Tensor) -> dict[str, Any]:
-    return next(group for group in optimizer.param_groups if any(each is table for each in group["params"]))
+def group_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
+    """The optimiser's group that holds a parameter."""
+    return next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trope.config import Config
+from trope.kernels.adamw import factors_of
 from trope.models.recommender import SequentialRecommender
 from trope.models.sharded_items import Fetched, ShardedItemTable
 from trope.train.distributed import Group
@@ -67,8 +68,8 @@ class ShardedStep:
         self.hyper[5] += 1
         state = self.optimizer.state[table.weight]
         moments = (state["exp_avg"], state["exp_avg_sq"])
-        norm_sq = table.update(moments, self.unit_VE, *entries, self.hyper)
-        norm = self._norm(loss, norm_sq[0])
+        norm_sq = table.update(moments, self.unit_VE, *entries, factors_of(self.hyper))
+        norm = self._norm(loss, norm_sq.sum())
         self.optimizer.step()
         return norm
 

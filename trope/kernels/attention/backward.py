@@ -4,8 +4,8 @@ A tile of keys walks over the queries after it for dk and dv, on transposed scor
 transposition. It also writes the gradient of the scores in the scores' dtype, where that fits a budget. dq is then a
 product of that gradient with the keys (attention/kept.py), and the gradients of the bias weights are sums of it
 (attention/bias_gradient.py). Where it does not fit, a tile of queries walks over the keys before it, computes the
-gradient of the scores once more, and writes its sum over the heads that the program has. No atomics, so gradients are
-deterministic.
+gradient of the scores once more, and writes its sum over the heads that the program has. Sequences of one tile need
+none of that (attention/short.py). No atomics, so gradients are deterministic.
 
 attention/arguments.py explains the arguments. p_ds is the kept gradient of the scores [B, H, S keys, S queries],
 without the factor 1 / n; dq, dk and dv are views of one tensor and share the strides s_dq_t and s_dq_h.
@@ -24,6 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trope.kernels.attention import bias_gradient, kept, shared_memory
 from trope.kernels.attention.arguments import Bias, heads_of, row_stride, strides, tile
+from trope.kernels.attention.short import is_short, short_kernel
 from trope.kernels.attention.tiles import (
     BiasInputs,
     Pairs,
@@ -167,6 +168,14 @@ def backward(
         # One stage for wide heads, whose tiles fill the shared memory; no file holds a comparison.
         **tile(q, bounds, wide_stages=1),
     }
+    if is_short(q, bounds):
+        alone = {**shared, "p_dq": dq, "p_dk": dk, "p_dv": dv, "SUM": has_bias, "num_stages": 1}
+
+        def fill_short(strips: Tensor, first: int, units: int, tiles: int) -> None:
+            short_kernel[(H, units)](p_strips=strips, s_group=strips.stride(0), first=first, **alone)
+
+        bias_gradient.sum_strips(fill_short, H, q.dtype, bounds, n, bias, *sums)
+        return dq, dk, dv, *sums
     keep = B * H * S * S * q.element_size() <= most_bytes
     ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
     together = heads_of(q, KEPT_WIDTH if keep else SHARED_WIDTH)

@@ -13,21 +13,24 @@ from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.divergence import reference
-from trope.kernels.divergence.reference import Watched
+from trope.kernels.divergence.reference import Squares, Watched
 
-__all__ = ["Watched", "watch"]
+__all__ = ["Squares", "Watched", "watch"]
 
 
 @torch.no_grad()
-def watch(loss: Tensor, norms_P: Tensor, watched: Watched, backend: Backend = "auto") -> Tensor:
+def watch(
+    loss: Tensor, norms_P: Tensor, watched: Watched, squares: Squares | None = None, backend: Backend = "auto"
+) -> Tensor:
     """Count a step, and keep its numbers if it is the first with one that is not finite; returns the gradient's norm.
 
     Args:
         loss: scalar. norms_P: the norm of each parameter's gradient, float32.
         watched: changed in place, so that a captured step does it again at each launch.
+        squares: of one parameter, whose entry in norms_P is not read.
     """
     if resolve_backend(backend, norms_P) == "torch":
-        return reference.watch(loss, norms_P, watched)
+        return reference.watch(loss, norms_P, watched, squares)
     from trope.kernels.divergence import triton as fused  # only now: CPU users need no Triton
 
-    return fused.watch(loss, norms_P, watched)
+    return fused.watch(loss, norms_P, watched, squares)

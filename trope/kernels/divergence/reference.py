@@ -30,8 +30,20 @@ class Watched(NamedTuple):
         )
 
 
-def watch(loss: Tensor, norms_P: Tensor, watched: Watched) -> Tensor:
+class Squares(NamedTuple):
+    """The gradient of one parameter by parts of its squared norm, whose sum nobody has formed yet."""
+
+    place: int  # of the parameter
+    first: Tensor  # float32 [S]
+    second: Tensor | None  # float32 [S'], or None
+
+
+def watch(loss: Tensor, norms_P: Tensor, watched: Watched, squares: Squares | None) -> Tensor:
     """See `trope.kernels.divergence.watch`."""
+    if squares is not None:
+        total = squares.first.sum() + (0 if squares.second is None else squares.second.sum())
+        norms_P = norms_P.clone()
+        norms_P[squares.place] = total.sqrt()
     norm = norms_P.norm()
     watched.step.add_(1)
     is_first = (watched.bad_step < 0) & ~(norm + loss).isfinite()

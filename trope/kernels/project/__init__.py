@@ -18,22 +18,36 @@ from torch.autograd.function import once_differentiable
 from trope.kernels.backend import Backend, resolve_backend
 
 
-def project(x_TI: Tensor, weight_IO: Tensor, bias_O: Tensor | None = None, backend: Backend = "auto") -> Tensor:
-    """x @ weight + bias in the dtype of x; differentiable in all three."""
+def project(
+    x_TI: Tensor,
+    weight_IO: Tensor,
+    bias_O: Tensor | None = None,
+    backend: Backend = "auto",
+    low_IO: Tensor | None = None,
+    low_bias_O: Tensor | None = None,
+) -> Tensor:
+    """x @ weight + bias in the dtype of x; differentiable in all three.
+
+    low_IO, low_bias_O: copies of weight and bias in the dtype of x, if the caller has them, so that nothing is cast.
+    """
     if resolve_backend(backend, x_TI) == "torch":
         y_TO = x_TI @ weight_IO.to(x_TI.dtype)
         return y_TO if bias_O is None else y_TO + bias_O.to(x_TI.dtype)
-    return _Project.apply(x_TI, weight_IO, bias_O)
+    return _Project.apply(x_TI, weight_IO, bias_O, low_IO, low_bias_O)
 
 
 class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        low = weight.to(x.dtype)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, low: Tensor | None, low_bias: Tensor | None
+    ) -> Tensor:
+        low = weight.to(x.dtype) if low is None else low
         ctx.save_for_backward(x, low)
         ctx.is_transposed = weight.stride(0) == 1 and weight.stride(1) != 1
         ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
-        return x @ low if bias is None else torch.addmm(bias.to(x.dtype), x, low)
+        if bias is None:
+            return x @ low
+        return torch.addmm(bias.to(x.dtype) if low_bias is None else low_bias, x, low)
 
     @staticmethod
     @once_differentiable
@@ -49,4 +63,4 @@ class _Project(torch.autograd.Function):
         left, right = (g, x) if ctx.is_transposed else (x, g)
         dw = torch.mm(left.t(), right, out_dtype=torch.float32) if exact else (left.t() @ right).to(ctx.weight_dtype)
         db = None if ctx.bias_dtype is None else sum_rows(g).to(ctx.bias_dtype)
-        return dx, dw.t() if ctx.is_transposed else dw, db
+        return dx, dw.t() if ctx.is_transposed else dw, db, None, None

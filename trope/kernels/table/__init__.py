@@ -54,11 +54,13 @@ def update_table(
     unit_VE: Tensor,
     scores: ScoreEntries,
     inputs: InputEntries,
-    hyper: Tensor,
+    factors: Tensor,
     backend: Backend = "auto",
     part: Part = "all",
 ) -> Tensor:
-    """One AdamW step of the rows 1 .. V, or of a part of them, in place; returns their gradient's squared norm, [1].
+    """One AdamW step of the rows 1 .. V, or of a part of them, in place.
+
+    Returns the squared norm of their gradient in a few parts, float32 [S], whose sum is left to the caller.
 
     A row w enters the scores as w / max(|w|, 1e-6) and the network as scale * w; its gradient is the sum over both. The
     step is torch.optim.AdamW's with dense semantics: rows without entries decay and follow their moments too.
@@ -68,12 +70,12 @@ def update_table(
         exp_avg_sq: second moment, float32 [V+1, E], or [V+1]: one number a row, for the mean of its squared gradients.
         unit_VE: receives the new rows' unit vectors. Row 0 of all four stays as it is.
         scores, inputs: what the gradient is made of; `order` and `first_V` are from `invert`.
-        hyper: [6] on the device, float32 or float64: lr, beta1, beta2, eps, weight_decay, step (from 1).
+        factors: of AdamW, from `trope.kernels.adamw.factors_of` with the same backend.
         part: "others" moves the rows that are no token's input, whose gradient is known before the network's backward
             pass; "inputs" moves the rest. Both together are "all".
     """
     assert part == "others" or inputs.grad_TE is not None
-    arguments = (table_VE, exp_avg_VE, exp_avg_sq, unit_VE, scores, inputs, hyper, part)
+    arguments = (table_VE, exp_avg_VE, exp_avg_sq, unit_VE, scores, inputs, factors, part)
     if resolve_backend(backend, table_VE) == "torch":
         return reference.update_table(*arguments)
     from trope.kernels.table import triton as fused

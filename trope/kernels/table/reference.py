@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from trope.kernels.adamw.reference import adamw
 from trope.kernels.softmax.reference import EPS, through_length
 
 # Which rows an update moves: all of them, those that are no token's input, or those that are.
@@ -76,14 +77,14 @@ def update_table(
     unit_VE: Tensor,
     scores: ScoreEntries,
     inputs: InputEntries,
-    hyper: Tensor,
+    factors: Tensor,
     part: Part = "all",
 ) -> Tensor:
     """See `trope.kernels.table.update_table`. Everything is in the table's dtype."""
     grad_VE = table_gradient(table_VE, scores, inputs)
     rows = slice(1, None) if part == "all" else _rows_of(part, inputs)
     weights, first, second = table_VE[rows], exp_avg_VE[rows], exp_avg_sq[rows]
-    adamw(weights, first, second, grad_VE[rows], *hyper.double().unbind())
+    adamw(weights, first, second, grad_VE[rows], *factors.unbind())
     if part != "all":  # these were copies
         table_VE[rows], exp_avg_VE[rows], exp_avg_sq[rows] = weights, first, second
     unit_VE[rows] = unit_vectors(table_VE[rows], unit_VE.dtype)
@@ -96,31 +97,6 @@ def _rows_of(part: Part, inputs: InputEntries) -> Tensor:
     is_mine_V = is_input_V if part == "inputs" else ~is_input_V
     is_mine_V[0] = False
     return is_mine_V
-
-
-def adamw(
-    table_VE: Tensor,
-    exp_avg_VE: Tensor,
-    exp_avg_sq: Tensor,
-    grad_VE: Tensor,
-    lr: float | Tensor,
-    beta1: float | Tensor,
-    beta2: float | Tensor,
-    eps: float | Tensor,
-    weight_decay: float | Tensor,
-    step: Tensor,
-) -> None:
-    """AdamW's step, in place; a second moment [V] is one number a row, its squared gradients averaged over the row.
-
-    The hyperparameters are numbers or scalars on the device; steps count from 1.
-    """
-    square = grad_VE.square()
-    if exp_avg_sq.ndim == 1:
-        square, exp_avg_sq = square.mean(dim=1, keepdim=True), exp_avg_sq[:, None]
-    exp_avg_VE.mul_(beta1).add_(grad_VE * (1 - beta1))
-    exp_avg_sq.mul_(beta2).add_(square * (1 - beta2))
-    denominator = exp_avg_sq.sqrt() / (1 - beta2**step).sqrt() + eps
-    table_VE.mul_(1 - lr * weight_decay).sub_(exp_avg_VE / denominator * (lr / (1 - beta1**step)))
 
 
 def unit_vectors(table_VE: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,8 +5,7 @@ Notable:
   run in the order of `invert`, so they are deterministic;
 - one kernel, two regimes: one long row with many entries per program, or several short rows with few;
 - weights and moments are asked for before the entries are, whose latency hides theirs;
-- with one second moment a row (ROWWISE) a third less is read and written: 18 bytes a number instead of 26;
-- bias corrections are formed once, in float64, by a kernel of one program: the step number is on the device.
+- with one second moment a row (ROWWISE) a third less is read and written: 18 bytes a number instead of 26.
 
 Names of the kernel arguments:
 
@@ -15,7 +14,7 @@ Names of the kernel arguments:
   alone.
 - p_order, p_first, p_coefs, p_out: the score entries (`ScoreEntries`). p_in_order, p_in_first, p_in_grad: the input
   entries (`InputEntries`), whose sum is multiplied by `scale`. p_in_items: the item of each token.
-- p_hyper: lr, beta1, beta2, eps, weight decay, step. p_factors: float32 [8], what they become (`_factors_kernel`).
+- p_factors: float32 [8], of AdamW (`trope.kernels.adamw.factors_of`).
 - p_partial: squared gradient of each program's rows. num_rows: V + 1, or T if OF_INPUTS.
 - OF_INPUTS: only rows that are some token's input; the first token of an item takes its row. OF_OTHERS: only the rest,
   whose gradient has no part from the inputs.
@@ -37,6 +36,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trope.kernels.adamw.triton import moved
 from trope.kernels.softmax.reference import EPS
 from trope.kernels.table.reference import InputEntries, Part, ScoreEntries
 
@@ -134,18 +134,11 @@ def _table_kernel(
         )  # fmt: skip
 
     if UPDATE:
-        decay, beta1, rest1, beta2, rest2 = (
-            tl.load(p_factors), tl.load(p_factors + 1), tl.load(p_factors + 2),
-            tl.load(p_factors + 3), tl.load(p_factors + 4),
-        )  # fmt: skip
-        step_size, inv_root2, eps = tl.load(p_factors + 5), tl.load(p_factors + 6), tl.load(p_factors + 7)
         b_square = b_g * b_g
         tl.store(p_partial + tl.program_id(0), tl.sum(b_square))
         if ROWWISE:
             b_square = tl.sum(b_square, axis=1)[:, None] / E
-        b_avg = b_avg * beta1 + b_g * rest1
-        b_sq = b_sq * beta2 + b_square * rest2
-        b_w = b_w * decay - b_avg * (step_size / (tl.sqrt(b_sq) * inv_root2 + eps))
+        b_w, b_avg, b_sq = moved(b_w, b_avg, b_sq, b_g, b_square, p_factors)
         tl.store(p_table + o_w, b_w, mask=m, eviction_policy="evict_first")
         tl.store(p_avg + o_w, b_avg, mask=m, eviction_policy="evict_first")
         tl.store(p_sq + o_sq, b_sq, mask=m_sq, eviction_policy="evict_first")
@@ -153,25 +146,6 @@ def _table_kernel(
         tl.store(p_unit + o_w, (b_w * b_inverse[:, None]).to(p_unit.dtype.element_ty), mask=m)
     else:
         tl.store(p_grad + o_w, b_g, mask=(o_v < num_rows)[:, None] & (o_e < E)[None, :])
-
-
-@triton.jit
-def _factors_kernel(p_hyper, p_factors):
-    """Grid (1,): what every row multiplies by, formed in float64 from the hyperparameters."""
-    lr, beta1 = tl.load(p_hyper).to(tl.float64), tl.load(p_hyper + 1).to(tl.float64)
-    beta2, eps = tl.load(p_hyper + 2).to(tl.float64), tl.load(p_hyper + 3).to(tl.float64)
-    weight_decay, step = tl.load(p_hyper + 4).to(tl.float64), tl.load(p_hyper + 5).to(tl.float64)
-    # A beta of 0 has no logarithm, and a power of 0.
-    power1 = tl.where(beta1 > 0, tl.exp(step * tl.log(tl.where(beta1 > 0, beta1, 1.0))), 0.0)
-    power2 = tl.where(beta2 > 0, tl.exp(step * tl.log(tl.where(beta2 > 0, beta2, 1.0))), 0.0)
-    tl.store(p_factors, (1 - lr * weight_decay).to(tl.float32))
-    tl.store(p_factors + 1, beta1.to(tl.float32))
-    tl.store(p_factors + 2, (1 - beta1).to(tl.float32))
-    tl.store(p_factors + 3, beta2.to(tl.float32))
-    tl.store(p_factors + 4, (1 - beta2).to(tl.float32))
-    tl.store(p_factors + 5, (lr / (1 - power1)).to(tl.float32))
-    tl.store(p_factors + 6, (1 / tl.sqrt(1 - power2)).to(tl.float32))
-    tl.store(p_factors + 7, eps.to(tl.float32))
 
 
 @triton.jit
@@ -288,14 +262,14 @@ def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries)
 
 def update_table(
     table_VE: Tensor, exp_avg_VE: Tensor, exp_avg_sq: Tensor, unit_VE: Tensor,
-    scores: ScoreEntries, inputs: InputEntries, hyper: Tensor, part: Part = "all",
+    scores: ScoreEntries, inputs: InputEntries, factors: Tensor, part: Part = "all",
 ) -> Tensor:  # fmt: skip
     """See `trope.kernels.table.update_table`; float32."""
     _check(table_VE, scores, inputs)
     for other in (exp_avg_VE, unit_VE):
         assert other.shape == table_VE.shape and other.is_contiguous()
     assert exp_avg_sq.shape in (table_VE.shape, table_VE.shape[:1]) and exp_avg_sq.is_contiguous()
-    assert exp_avg_VE.dtype == exp_avg_sq.dtype == torch.float32 and hyper.shape == (6,)
+    assert exp_avg_VE.dtype == exp_avg_sq.dtype == factors.dtype == torch.float32 and factors.shape == (8,)
     rows, E = table_VE.shape
     tile = _tile(E, scores.order.numel() / rows)
     num_rows = inputs.order.numel() if part == "inputs" else rows
@@ -304,8 +278,6 @@ def update_table(
     blocks = triton.cdiv(blocks, sums) * sums  # rows beyond the last have no gradient
     if not blocks:
         return torch.zeros(1, dtype=torch.float32, device=table_VE.device)
-    factors = torch.empty(8, dtype=torch.float32, device=table_VE.device)
-    _factors_kernel[(1,)](p_hyper=hyper.contiguous(), p_factors=factors, num_warps=1)
     partial = torch.empty(blocks, dtype=torch.float32, device=table_VE.device)
     _table_kernel[(blocks,)](
         p_table=table_VE,
@@ -325,7 +297,7 @@ def update_table(
         OF_OTHERS=part == "others",
         **tile,
     )
-    return partial.view(sums, -1).sum(dim=1).sum(dim=0, keepdim=True)
+    return partial.view(sums, -1).sum(dim=1)
 
 
 def unit_vectors(table_VE: Tensor, dtype: torch.dtype) -> Tensor:

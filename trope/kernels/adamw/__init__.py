@@ -1,0 +1,65 @@
+"""AdamW of a network's large tensors, each in one pass: weights, moments, the gradient's norm and a copy in bf16.
+
+torch's own fused AdamW gives a program 65,536 numbers, so a matrix of a million keeps 16 of an H200's 132
+multiprocessors busy. Norms and copies are passes of their own there. Decides what runs.
+
+Shape letters: P tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trope.kernels.adamw import reference
+from trope.kernels.backend import Backend, resolve_backend
+
+__all__ = ["Moved", "factors_of", "move"]
+
+
+class Moved(NamedTuple):
+    """A tensor that moves, in any shape, contiguous; weight, moments and gradient are float32.
+
+    low: receives the new weights in its own dtype, or None.
+    """
+
+    weight: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    grad: Tensor
+    low: Tensor | None
+
+
+@torch.no_grad()
+def factors_of(hyper: Tensor, backend: Backend = "auto") -> Tensor:
+    """What every weight of a step is multiplied by, formed once in float64, for `move` and `update_table`.
+
+    hyper: [6] on the device, float32 or float64: lr, beta1, beta2, eps, weight_decay, step (from 1).
+    """
+    if resolve_backend(backend, hyper.new_empty(0, dtype=torch.float32)) == "torch":  # hyper may be float64
+        return hyper.double()
+    from trope.kernels.adamw import triton as fused  # only now: CPU users need no Triton
+
+    return fused.factors_of(hyper)
+
+
+@torch.no_grad()
+def move(tensors: Sequence[Moved], factors: Tensor, backend: Backend = "auto") -> Tensor:
+    """One AdamW step of each tensor, in place; returns the norm of each gradient, float32 [P].
+
+    factors: from `factors_of`, with the same backend.
+    """
+    if not tensors:
+        return torch.zeros(0, device=factors.device)
+    if resolve_backend(backend, tensors[0].weight) == "torch":
+        for each in tensors:
+            reference.adamw(*each[:4], *factors.unbind())
+            if each.low is not None:
+                each.low.copy_(each.weight)
+        return torch.stack([each.grad.norm() for each in tensors])
+    from trope.kernels.adamw import triton as fused
+
+    return fused.move(tensors, factors)
