@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from trope.kernels.sequence_bounds import SequenceBounds
 pytest.importorskip("triton.language", reason="needs the package triton")
 from trope.kernels.attention import arguments as attention_arguments
 from trope.kernels.attention import bias_gradient as attention_bias_gradient
+from trope.kernels.attention import kept as attention_kept
 from trope.kernels.attention import op as attention_op
 from trope.kernels.attention import runs as attention_runs
 from trope.kernels.attention import short as attention_short
@@ -250,6 +252,90 @@ def test_sums_by_runs_are_sums_by_bucket(runs: int, monkeypatch: pytest.MonkeyPa
     *_, ours = run("triton", torch.float32, *arguments)
     assert 6 < (truth != 0).sum() <= 16
     torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("strip_bytes", [1 << 28, 3 * 32 * 160 * 4], ids=["one slice", "slices within sequences"])
+@pytest.mark.parametrize(
+    ("kind", "lengths", "heads", "dim", "position", "time"),
+    [
+        ("jagged", [130, 0, 1, 97], 3, 30, True, True),
+        ("padded", [31, 150], 1, 16, False, True),
+        ("loose", [65, 64], 2, 16, True, False),
+    ],
+)
+def test_dq_comes_with_the_sum_over_heads(
+    strip_bytes: int, kind: str, lengths: list[int], heads: int, dim: int, position: bool, time: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """In float32, where the kernel is not used otherwise, so that only its order of sums differs from the reference."""
+    monkeypatch.setattr(attention_arguments, "BLOCK", 32)
+    monkeypatch.setattr(attention_bias_gradient, "STRIP_BYTES", strip_bytes)
+    monkeypatch.setitem(attention_kept.LAUNCH, "BLOCK_N", 16)
+    monkeypatch.setattr(attention_kept, "is_joint", lambda *_: True)
+    for unused in ("query_from_kept", "_query_from_kept_kernel"):
+        monkeypatch.delattr(attention_kept, unused)
+    generator = torch.Generator().manual_seed(dim)
+    bounds, tokens = spans_of(kind, lengths, 150)
+    q, k, v, weight = (torch.randn(tokens, heads, dim, generator=generator, dtype=torch.float64) for _ in range(4))
+    weights = [torch.randn(size, generator=generator, dtype=torch.float64) for size in (299, 129)]
+    weight = weight * inside(bounds, tokens)[:, None, None]
+    arguments = (bounds, [q, k, v, *weights], make_times(bounds, tokens, generator), position, time, weight)
+    for truth, ours in zip(
+        run("torch", torch.float64, *arguments), run("triton", torch.float32, *arguments), strict=True
+    ):
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5 * max(1.0, float(truth.abs().max())))
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "dtype", "tiles", "shared", "fits"),
+    [
+        (8, 32, torch.bfloat16, 8, attention.HOPPER, True),
+        (3, 80, torch.bfloat16, 2, attention.HOPPER, False),  # 3 x 128 numbers
+        (16, 16, torch.bfloat16, 2, attention.HOPPER, False),
+        (8, 32, torch.float32, 8, attention.HOPPER, False),
+        (8, 32, torch.bfloat16, 1, attention.HOPPER, False),
+        (8, 32, torch.bfloat16, 8, attention.AMPERE, False),
+    ],
+)
+def test_which_heads_have_dq_with_their_sum(
+    heads: int, dim: int, dtype: torch.dtype, tiles: int, shared: int, fits: bool
+) -> None:
+    assert attention_kept.is_joint(torch.zeros(1, heads, dim, dtype=dtype), tiles, shared) == fits
+
+
+@pytest.mark.parametrize(("few", "apart"), [(0, True), (2, False), (4, True), (64, True)])
+@pytest.mark.parametrize("times", ["far", "out of order", "past the runs"])
+def test_tiles_of_few_buckets(times: str, few: int, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time weights' gradient does not depend on how many buckets are summed one at a time."""
+    monkeypatch.setattr(attention_arguments, "BLOCK", 16)
+    monkeypatch.setattr(attention_runs, "FEW", few)
+    monkeypatch.setattr(attention_runs, "RUNS", 32 if times == "past the runs" else 64)
+    monkeypatch.setattr(attention_bias_gradient, "APART", apart)
+    monkeypatch.setattr(attention_bias_gradient, "STRIP_BYTES", 4 * 16 * 80 * 4)  # slices that begin within a sequence
+    generator = torch.Generator().manual_seed(few)
+    bounds, tokens = spans_of("jagged", [70, 0, 21], 70)
+    inputs = [torch.randn(tokens, 1, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
+    inputs += [torch.randn(size, generator=generator, dtype=torch.float64) for size in (139, 73)]
+    steps = torch.randint(40_000, 90_000, (tokens,), generator=generator)
+    if times == "out of order":
+        steps = steps * torch.randint(0, 2, (tokens,), generator=generator).mul(4).sub(1)
+    seconds = FIRST + steps.cumsum(0)
+    weight = torch.randn(tokens, 1, 16, generator=generator, dtype=torch.float64)
+    arguments = (bounds, inputs, (seconds, seconds + 9), True, True, weight, 72)
+    *_, truth = run("torch", torch.float64, *arguments)
+    *_, ours = run("triton", torch.float32, *arguments)
+    assert (truth != 0).sum() > 8
+    torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+def test_budgets_grow_with_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(total_memory=64 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert attention_arguments.at_least(1 << 28, 128, cpu) == 1 << 28
+    assert attention_arguments.at_least(1 << 28, 128, gpu) == 1 << 29
+    assert attention_arguments.at_least(1 << 28, 512, gpu) == 1 << 28
+    assert attention_arguments.at_least(0, 128, gpu) == 0
 
 
 def test_the_reference_is_the_formula() -> None:

@@ -1,8 +1,8 @@
 """HSTU's attention over flat tokens: the one place that decides which implementation runs.
 
-reference.py is the ground truth. triton.py is the fused forward and backward.py its backward; bias_gradient.py and
-runs.py sum the gradients of the bias weights. arguments.py names every kernel argument, tiles.py holds the shared
-device functions.
+reference.py is the ground truth. triton.py is the fused forward and backward.py its backward, of which kept.py is the
+part that reads kept score gradients; bias_gradient.py and runs.py sum the gradients of the bias weights. arguments.py
+names every kernel argument, tiles.py holds the shared device functions.
 
 Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time buckets.
 """
@@ -23,9 +23,10 @@ from trope.kernels.sequence_bounds import SequenceBounds
 __all__ = ["Gaps", "hstu_attention", "time_gaps"]
 
 # Buckets of all pairs (a byte each, for all blocks) and the bias of all pairs (for all heads of a block) are kept where
-# they fit in this many bytes. A larger bias is written again for the backward pass (attention/op.py). Beyond that the
-# kernels form both tile by tile, so memory is linear in the length, and short sequences do not pay for it. 256 MiB
-# keeps both at batch 128 and 512 positions; the budget itself was not tuned.
+# they fit in this many bytes; large GPUs keep a larger bias (attention/op.py, KEPT_SHARE). A bias that is not kept is
+# written again for the backward pass. Beyond that the kernels form both tile by tile, so memory is linear in the
+# length, and short sequences do not pay for it. 256 MiB keeps both at batch 128 and 512 positions; the budget itself
+# was not tuned.
 CACHE_BYTES = 1 << 28
 # Shared memory of a program on Hopper, and on an A100. The kernels were compiled for both and for GPUs with 99 KiB
 # (RTX 30 and 40, L4, L40S), by Triton 3.7, and `widest_head` says which of them fit.
@@ -118,7 +119,7 @@ def widest_head(shared: int, dtype: torch.dtype, learns: bool) -> int:
 @functools.cache
 def _is_too_wide(head_dim: int, dtype: torch.dtype, device: torch.device, learns: bool) -> bool:
     """Whether heads do not fit the kernels on this GPU; says so once."""
-    most = widest_head(_shared_memory(device), dtype, learns)
+    most = widest_head(shared_memory(device), dtype, learns)
     is_too_wide = (1 << (head_dim - 1).bit_length()) * dtype.itemsize > most
     if is_too_wide:
         logger.warning("heads of %d numbers in %s%s are wider than the attention kernels take on this GPU, %d: plain "
@@ -127,7 +128,7 @@ def _is_too_wide(head_dim: int, dtype: torch.dtype, device: torch.device, learns
     return is_too_wide
 
 
-def _shared_memory(device: torch.device) -> int:
+def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a program may have; in Triton's interpreter as on Hopper."""
     if device.type != "cuda":
         return HOPPER

@@ -108,6 +108,18 @@ def row_stride(L: int) -> int:
     return triton.cdiv(L, block_of(L)) * block_of(L)
 
 
+def at_least(least: int, share: int, device: torch.device) -> int:
+    """A budget in bytes: `least`, or one `share`-th of the GPU's memory if that is more. A budget of 0 stays 0."""
+    if device.type != "cuda" or not least:
+        return least
+    return max(least, torch.cuda.get_device_properties(device).total_memory // share)
+
+
+def programs_of(first: int, units: int, tiles: int) -> int:
+    """Programs of a launch over units (attention/tiles.py: `unit_of`): all tiles of each sequence that has a unit."""
+    return triton.cdiv(first % tiles + units, tiles) * tiles
+
+
 def heads_of(q: Tensor, width: int) -> dict[str, int]:
     """HEADS: how many heads a program has, so that all of them together are at most `width` wide, one at least.
 

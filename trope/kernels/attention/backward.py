@@ -2,7 +2,7 @@
 
 A tile of keys walks over the queries after it for dk and dv, on transposed scores, so that no product waits for a
 transposition. It also writes the gradient of the scores in the scores' dtype, where that fits a budget. dq is then a
-product of that gradient with the keys, and the gradients of the bias weights are sums of it
+product of that gradient with the keys (attention/kept.py), and the gradients of the bias weights are sums of it
 (attention/bias_gradient.py). Where it does not fit, a tile of queries walks over the keys before it, computes the
 gradient of the scores once more, and writes its sum over the heads that the program has. Sequences of one tile need
 none of that (attention/short.py). No atomics, so gradients are deterministic.
@@ -20,9 +20,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from trope.kernels.attention import bias_gradient
-from trope.kernels.attention.arguments import Bias, bounds_pointers, heads_of, row_stride, strides, tile
+from trope.kernels.attention import bias_gradient, kept, shared_memory
+from trope.kernels.attention.arguments import Bias, heads_of, row_stride, strides, tile
 from trope.kernels.attention.short import is_short, short_kernel
 from trope.kernels.attention.tiles import (
     BiasInputs,
@@ -30,7 +31,6 @@ from trope.kernels.attention.tiles import (
     bias_tile,
     dot,
     load_heads,
-    load_tile,
     score_gradient,
     store_tile,
     unit_tile,
@@ -42,6 +42,8 @@ from trope.kernels.sequence_bounds import SequenceBounds
 # Numbers of a token that a program has of all its heads together, where the gradient of the scores is not kept. On an
 # H200 (results/attention-h200.txt) two heads of 32 are faster than one; four spill registers.
 SHARED_WIDTH = 64
+KEPT_WIDTH = 0  # the same where it is kept: one head
+TMA = False  # whether Hopper's copy engine writes the kept gradient; not measured yet
 
 
 @triton.jit
@@ -93,33 +95,12 @@ def _query_kernel(
 
 
 @triton.jit
-def _query_from_kept_kernel(
-    p_ds, p_k, p_dq, p_starts, p_lengths, s_k_t, s_dq_t, s_k_h, s_dq_h, s_row, scale,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
-    """Grid (tiles of queries, H, B): dq of one tile, from the gradient of the scores that the key kernel kept."""
-    i_m = tl.num_programs(0) - 1 - tl.program_id(0)
-    i_h, i_b = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
-    if i_m * BLOCK >= length:
-        return
-    o_m = i_m * BLOCK + tl.arange(0, BLOCK)
-    b_dq = tl.zeros((BLOCK, BLOCK_D), dtype=tl.float32)
-    p_tiles = p_ds + (i_b.to(tl.int64) * tl.num_programs(1) + i_h) * s_row * s_row
-    for i_n in range(i_m + 1):
-        o_n = i_n * BLOCK + tl.arange(0, BLOCK)
-        b_ds = tl.load(p_tiles + o_n[:, None] * s_row + o_m[None, :])
-        b_k = load_tile(p_k + i_h * s_k_h, start + o_n, o_n < length, s_k_t, D, BLOCK_D)
-        b_dq += dot(tl.trans(b_ds), b_k, FAST, "ieee")
-    store_tile(p_dq + i_h * s_dq_h, b_dq * scale, start + o_m, o_m < length, s_dq_t, D, BLOCK_D)
-
-
-@triton.jit
 def _key_kernel(
     p_q, p_k, p_v, p_dy, p_dk, p_dv, p_ds, p_position, p_time, p_times, p_query_times, p_buckets, p_sheet,
     p_starts, p_lengths,
     s_q_t, s_k_t, s_v_t, s_dy_t, s_dq_t, s_q_h, s_k_h, s_v_h, s_dy_h, s_dq_h, s_row, s_sheet, L, centre, last, scale,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr, KEEP: tl.constexpr,
+    TMA: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of keys, H / HEADS, B): dk and dv of one tile, of HEADS heads; if KEEP also the gradient of its
@@ -135,7 +116,7 @@ def _key_kernel(
     b_v = load_heads(p_v, i_h, start + o_n, m_n, s_v_t, s_v_h, HEADS, D, BLOCK_D)
     b_unit = unit_tile(p_sheet, BLOCK)
     b_dk, b_dv = zeros(HEADS, BLOCK, BLOCK_D), zeros(HEADS, BLOCK, BLOCK_D)
-    p_tiles = p_ds + (i_b.to(tl.int64) * tl.num_programs(1) * HEADS + i_h) * s_row * s_row
+    i_first = i_b.to(tl.int64) * tl.num_programs(1) * HEADS + i_h
     for i_m in range(i_n, tl.cdiv(length, BLOCK)):
         o_m = i_m * BLOCK + tl.arange(0, BLOCK)
         m_m = o_m < length
@@ -149,8 +130,10 @@ def _key_kernel(
         for i in tl.static_range(HEADS):
             b_a, b_ds = score_gradient(b_q[i], b_k[i], b_v[i], b_dy[i], b_bias, FAST=FAST, TRANSPOSED=True)
             b_ds = b_ds.to(b_q[i].dtype)
-            if KEEP:
-                tl.store(p_tiles + i * s_row * s_row + o_n[:, None] * s_row + o_m[None, :], b_ds)
+            if KEEP and TMA:
+                p_ds.store([((i_first + i) * s_row + i_n * BLOCK).to(tl.int32), i_m * BLOCK], b_ds)
+            elif KEEP:
+                tl.store(p_ds + (i_first + i) * s_row * s_row + o_n[:, None] * s_row + o_m[None, :], b_ds)
             b_next_dv = with_one(b_next_dv, b_dv[i] + dot(b_a.to(b_dy[i].dtype), b_dy[i], FAST, "ieee"))
             b_next_dk = with_one(b_next_dk, b_dk[i] + dot(b_ds, b_q[i], FAST, "ieee"))
         b_dk, b_dv = b_next_dk, b_next_dv
@@ -195,11 +178,19 @@ def backward(
         return dq, dk, dv, *sums
     keep = B * H * S * S * q.element_size() <= most_bytes
     ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
-    together = heads_of(q, 0 if keep else SHARED_WIDTH)
+    together = heads_of(q, KEPT_WIDTH if keep else SHARED_WIDTH)
     groups = H // together["HEADS"]
-    _key_kernel[(S // shared["BLOCK"], groups, B)](p_dk=dk, p_dv=dv, p_ds=ds, KEEP=keep, **shared, **together)
+    by_tma = TMA and keep
+    kept_by = TensorDescriptor.from_tensor(ds.view(-1, S), [shared["BLOCK"]] * 2) if by_tma else ds
+    _key_kernel[(S // shared["BLOCK"], groups, B)](
+        p_dk=dk, p_dv=dv, p_ds=kept_by, KEEP=keep, TMA=by_tma, **shared, **together
+    )
+    if keep and has_bias and kept.is_joint(q, S // shared["BLOCK"], shared_memory(q.device)):
+        fill_both = kept.query_and_sum(ds, k, dq, bounds, n)
+        bias_gradient.sum_strips(fill_both, 1, torch.float32, bounds, n, bias, *sums)
+        return dq, dk, dv, *sums
     if keep:
-        _query_from_kept(ds, k, dq, bounds, n)
+        kept.query_from_kept(ds, k, dq, bounds, n)
         if has_bias:
             bias_gradient.from_kept(ds, bounds, n, bias, *sums)
         return dq, dk, dv, *sums
@@ -218,17 +209,3 @@ def backward(
 
     bias_gradient.sum_strips(fill, groups, q.dtype, bounds, n, bias, *sums)
     return dq, dk, dv, *sums
-
-
-def _query_from_kept(ds: Tensor, k: Tensor, dq: Tensor, bounds: SequenceBounds, n: int) -> None:
-    (B, H, S, _), constants = ds.shape, tile(k, bounds) | {"num_stages": 3}  # not tuned
-    _query_from_kept_kernel[(S // constants["BLOCK"], H, B)](
-        p_ds=ds,
-        p_k=k,
-        p_dq=dq,
-        **bounds_pointers(bounds),
-        **strides(k=k, dq=dq),
-        s_row=S,
-        scale=1.0 / n,
-        **constants,
-    )

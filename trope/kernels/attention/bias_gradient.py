@@ -6,7 +6,7 @@ program of it has, in the scores' dtype, and the kernels here add up the groups.
 budget, so memory stays linear in the length. From a strip:
 - by distance: entries of one distance lie one step apart in neighbouring rows, so rows are added up, read backwards;
 - by bucket: sorted times make a row's buckets runs, so the sum over buckets >= k is the row's prefix sum where the run
-  of k ends (attention/runs.py). Unsorted times take one masked sum per bucket.
+  of k ends (attention/runs.py). Tiles with few buckets or unsorted times take one masked sum per bucket.
 No atomics: each program writes a small partial sum, and the partial sums are added in a fixed order.
 
 Arguments that attention/arguments.py does not explain:
@@ -15,7 +15,7 @@ Arguments that attention/arguments.py does not explain:
 - p_strips: [GROUPS, units, BLOCK, S], s_group the stride of a group of heads. A unit is a tile of queries of one
   sequence; units are numbered through all sequences, TILES to a sequence, and `first` is the number of the slice's
   first unit. UNITS: units of the slice.
-- p_counts, p_singles: the runs (attention/runs.py) if COUNTED.
+- p_counts, p_singles: the runs (attention/runs.py) if COUNTED. FEW: most buckets of a tile that are taken singly.
 - p_partial: by bucket [B * TILES, BLOCK_K + RUNS], by distance [parts, s_partial]; `i_part` is the slice's first part.
 - p_d_time [K + 1], p_d_position [2 * max_len - 1]: the results. R: partial rows to add up.
 
@@ -33,13 +33,16 @@ import triton.language as tl
 from torch import Tensor
 
 from trope.kernels.attention import runs
-from trope.kernels.attention.arguments import Bias, block_of, bounds_pointers, row_stride
+from trope.kernels.attention.arguments import Bias, at_least, block_of, bounds_pointers, programs_of, row_stride
 from trope.kernels.attention.runs import find_runs, pair_of, sum_runs
-from trope.kernels.attention.tiles import Pairs, load_buckets
+from trope.kernels.attention.tiles import Pairs, load_buckets, unit_of
 from trope.kernels.sequence_bounds import SequenceBounds
 
-# Bytes of a slice of strips. Not tuned: one slice holds all of `shop` (128 x 512 x 512 float32 is half of it).
-STRIP_BYTES = 1 << 28
+# Bytes of a slice of strips, or this share of the GPU's memory if that is more. One slice of the former holds all of
+# `shop` (128 x 512 x 512 float32 is half of it), one of an H200's share all of `shop-long`: 16 x 4096 x 4096. Fewer
+# slices have more programs each, whose walks are of very different length.
+STRIP_BYTES, STRIP_SHARE = 1 << 28, 128
+APART = True  # whether tiles with and without runs have programs of their own; not measured yet
 MOST_UNITS = 65_535  # of a slice: the second axis of a launch has no more
 # Rows of strips that a program of the distance kernel adds up: many, or few where there are few strips, whose programs
 # would else be few and slow. They depend on the shape alone, so that sums do not depend on the GPU; not tuned.
@@ -74,48 +77,91 @@ def _load_strips(p_strips, o, m, s_group, GROUPS: tl.constexpr):
 
 
 @triton.jit
+def _close(b_hist, b_open, is_open):
+    """The histogram with the sum of `b_open` added to the bucket that is open."""
+    return b_hist + tl.where(is_open, tl.sum(tl.sum(b_open, axis=1), axis=0), 0.0)
+
+
+@triton.jit
 def _by_bucket_kernel(
     p_strips, p_partial, p_times, p_query_times, p_buckets, p_counts, p_singles, p_starts, p_lengths,
-    s_row, s_group, L, last, first, TILES,
-    CACHED: tl.constexpr, COUNTED: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
-    RUNS: tl.constexpr,
+    s_row, s_group, L, last, first, UNITS, TILES,
+    CACHED: tl.constexpr, COUNTED: tl.constexpr, BY_RUNS: tl.constexpr, SINGLY: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RUNS: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """Grid (units,): one strip's sums in each of BLOCK_K buckets taken singly, then in buckets >= k of its runs."""
-    i_unit = tl.program_id(0)
-    i_b, i_m = (first + i_unit) // TILES, (first + i_unit) % TILES
+    """Grid (programs_of(first, UNITS, TILES),): one strip's sums in each of BLOCK_K buckets taken SINGLY, and in
+    buckets >= k of its runs if BY_RUNS.
+
+    Neighbouring tiles share buckets, so what is taken singly is added up pair by pair while its bucket stays the same:
+    one such sum is open for even buckets and one for odd.
+    """
+    i_unit, i_b, i_m = unit_of(tl.program_id(0), first, UNITS, TILES)
+    if (i_unit < 0) | (i_unit >= UNITS):
+        return
     start, length = tl.load(p_starts + i_b).to(tl.int64), tl.load(p_lengths + i_b).to(tl.int32)
     o_row, o_k, o_run = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K), tl.arange(0, RUNS)
     o_m = i_m * BLOCK + o_row
-    b_hist = tl.zeros((BLOCK_K,), dtype=tl.float32)
-    b_runs = tl.zeros((BLOCK, RUNS), dtype=tl.float32)
-    for i_n in range(i_m + 1 if i_m * BLOCK < length else 0):
+    m_m = o_m < length
+    b_hist, b_runs = tl.zeros((BLOCK_K,), dtype=tl.float32), tl.zeros((BLOCK, RUNS), dtype=tl.float32)
+    b_even, b_odd = tl.zeros((BLOCK, BLOCK), dtype=tl.float32), tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    even, odd = i_m * 0 - 1, i_m * 0 - 1
+    p_strip = p_strips + i_unit.to(tl.int64) * BLOCK * s_row
+    pair = pair_of(i_b, i_m, 0, TILES)
+    tiles = i_m + 1 if i_m * BLOCK < length else 0
+    lowest_ahead, end_ahead = i_m * 0, i_m * 0
+    if COUNTED:
+        lowest_ahead = tl.load(p_singles + pair * 2, mask=tiles > 0, other=0)
+        end_ahead = tl.load(p_singles + pair * 2 + 1, mask=tiles > 0, other=0)
+    for i_n in range(tiles):
         o_n = i_n * BLOCK + o_row
-        o_tile = i_unit.to(tl.int64) * BLOCK * s_row + o_row[:, None] * s_row + o_n[None, :]
-        b_sum = _load_strips(p_strips, o_tile, o_tile >= 0, s_group, GROUPS)
-        m_m = o_m < length
         m = (o_m[:, None] >= o_n[None, :]) & m_m[:, None]  # other pairs have no gradient
-        if COUNTED:
-            pair = pair_of(i_b, i_m, i_n, TILES)
-            b_count = tl.load(p_counts + pair * BLOCK * RUNS + o_row[:, None] * RUNS + o_run[None, :]).to(tl.int32)
-            lowest, end = tl.load(p_singles + pair * 2), tl.load(p_singles + pair * 2 + 1)
+        o_tile = o_row[:, None] * s_row + o_n[None, :]
+        pairs = Pairs(i_b, start, o_m, o_n, m_m, o_n < length)
+        lowest, end = lowest_ahead, end_ahead
+        if COUNTED:  # those of the next tile are on their way while this one is summed
+            p_ahead = p_singles + (pair + i_n + 1) * 2
+            lowest_ahead = tl.load(p_ahead, mask=i_n + 1 < tiles, other=0)
+            end_ahead = tl.load(p_ahead + 1, mask=i_n + 1 < tiles, other=0)
         else:
             b_bucket = load_buckets(
                 p_times=p_times, p_query_times=p_query_times, p_buckets=p_buckets, s_row=s_row, L=L, last=last,
-                pairs=Pairs(i_b, start, o_m, o_n, m_m, o_n < length), CACHED=CACHED,
+                pairs=pairs, CACHED=CACHED,
             )  # fmt: skip
-            b_count, lowest, end = find_runs(b_bucket, m, BLOCK, RUNS)
-        b_runs += sum_runs(b_sum, b_count)
-        if lowest < end:
-            b_bucket = load_buckets(
-                p_times=p_times, p_query_times=p_query_times, p_buckets=p_buckets, s_row=s_row, L=L, last=last,
-                pairs=Pairs(i_b, start, o_m, o_n, m_m, o_n < length), CACHED=CACHED,
-            )  # fmt: skip
+            b_count, lowest, end = find_runs(b_bucket, m, BLOCK, RUNS, FEW)
+        if BY_RUNS and lowest == end:
+            if COUNTED:
+                p_count = p_counts + (pair + i_n) * BLOCK * RUNS
+                b_count = tl.load(p_count + o_row[:, None] * RUNS + o_run[None, :]).to(tl.int32)
+            b_runs += sum_runs(_load_strips(p_strip, o_tile, i_n >= 0, s_group, GROUPS), b_count)
+        if SINGLY and lowest < end:
+            b_sum = _load_strips(p_strip, o_tile, m, s_group, GROUPS)
+            if COUNTED:
+                b_bucket = tl.zeros((BLOCK, BLOCK), dtype=tl.int32) + lowest
+                if end - lowest > 1:
+                    b_bucket = load_buckets(
+                        p_times=p_times, p_query_times=p_query_times, p_buckets=p_buckets, s_row=s_row, L=L, last=last,
+                        pairs=pairs, CACHED=CACHED,
+                    )  # fmt: skip
             for i_k in range(lowest, end):
-                in_bucket = tl.sum(tl.sum(tl.where(m & (b_bucket == i_k), b_sum, 0.0), axis=1), axis=0)
-                b_hist += tl.where(o_k == i_k, in_bucket, 0.0)
-    p_row = p_partial + (first + i_unit) * (BLOCK_K + RUNS)
-    tl.store(p_row + o_k, b_hist)
-    tl.store(p_row + BLOCK_K + o_run, tl.sum(b_runs, axis=0))
+                b_part = tl.where(b_bucket == i_k, b_sum, 0.0)
+                if i_k % 2 == 0:
+                    if i_k == even:
+                        b_even += b_part
+                    else:
+                        b_hist = _close(b_hist, b_even, o_k == even)
+                        b_even, even = b_part, i_k
+                else:
+                    if i_k == odd:
+                        b_odd += b_part
+                    else:
+                        b_hist = _close(b_hist, b_odd, o_k == odd)
+                        b_odd, odd = b_part, i_k
+    p_row = p_partial + (first + i_unit).to(tl.int64) * (BLOCK_K + RUNS)
+    if SINGLY:
+        b_hist = _close(_close(b_hist, b_even, o_k == even), b_odd, o_k == odd)
+        tl.store(p_row + o_k, b_hist)
+    if BY_RUNS:
+        tl.store(p_row + BLOCK_K + o_run, tl.sum(b_runs, axis=0))
 
 
 @triton.jit
@@ -198,7 +244,8 @@ def sum_strips(
     has_bias, device = d_position is not None or d_time is not None, bounds.lengths_B.device
     units = min(B * tiles, MOST_UNITS)
     if has_bias:
-        units = max(1, min(units, STRIP_BYTES // (groups * dtype.itemsize * block * S)))
+        budget = at_least(STRIP_BYTES, STRIP_SHARE, device)
+        units = max(1, min(units, budget // (groups * dtype.itemsize * block * S)))
     slices = range(0, B * tiles, units)
     strips = torch.empty((groups, units if has_bias else 0, block, S), dtype=dtype, device=device)
     rows = FEW_ROWS if units * block <= FEW else ROWS
@@ -263,22 +310,35 @@ def _launch_by_bucket(
 ) -> None:  # fmt: skip
     assert bias.gaps is not None
     found, pointers, sizes = bias.gaps.runs, bias.pointers(by_bucket), bias.sizes(bounds)
-    _by_bucket_kernel[(units,)](
-        p_strips=strips,
-        p_partial=by_bucket,
+    arguments = {
+        "p_strips": strips,
+        "p_partial": by_bucket,
         **{name: pointers[name] for name in ("p_times", "p_query_times", "p_buckets")},
-        p_counts=by_bucket if found is None else found.counts,
-        p_singles=by_bucket if found is None else found.singles,
+        "p_counts": by_bucket if found is None else found.counts,
+        "p_singles": by_bucket if found is None else found.singles,
         **bounds_pointers(bounds),
         **{name: sizes[name] for name in ("s_row", "L", "last")},
-        s_group=strips.stride(0),
-        first=first,
-        TILES=tiles,
-        CACHED=bias.constants()["CACHED"],
-        COUNTED=found is not None,
-        GROUPS=len(strips),
-        BLOCK=strips.shape[2],
-        BLOCK_K=block_k,
-        RUNS=runs.RUNS,
-        num_warps=8,  # not tuned
-    )
+        "s_group": strips.stride(0),
+        "first": first,
+        "UNITS": units,
+        "TILES": tiles,
+        "CACHED": bias.constants()["CACHED"],
+        "COUNTED": found is not None,
+        "GROUPS": len(strips),
+        "BLOCK": strips.shape[2],
+        "BLOCK_K": block_k,
+        "RUNS": runs.RUNS,
+        "FEW": runs.FEW,
+    }
+    # Both ways in one program need so many registers that a multiprocessor holds one program instead of two or three.
+    # Where the runs are not known beforehand, finding them is most of the work, and one program does both. One tile is
+    # not worth a second launch.
+    is_apart = APART and found is not None and tiles > 1
+    ways = [(True, False), (False, True)] if is_apart else [(True, True)]
+    for by_runs, singly in ways:
+        _by_bucket_kernel[(programs_of(first, units, tiles),)](
+            BY_RUNS=by_runs,
+            SINGLY=singly,
+            num_warps=8,  # not tuned
+            **arguments,
+        )

@@ -13,9 +13,10 @@ from torch import Tensor
 class Runs(NamedTuple):
     """Runs of equal buckets in each row of a tile, for the gradient of the time weights (attention/runs.py).
 
-    counts: number of each row's keys in buckets >= k, uint8 [B, P, rows, RUNS]; zero where the buckets are summed one
-        at a time.
-    singles: the buckets of a tile that are summed one at a time, first and past the last, int32 [B, P, 2].
+    counts: number of each row's keys in buckets >= k, uint8 [B, P, rows, RUNS]; not written where the buckets are
+        summed one at a time.
+    singles: the buckets of a tile that are summed one at a time, first and past the last, int32 [B, P, 2]; equal where
+        the counts hold the whole tile.
     """
 
     counts: Tensor

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trope.kernels.attention.arguments import Bias
+from trope.kernels.attention.arguments import Bias, at_least
 from trope.kernels.attention.backward import backward
 from trope.kernels.attention.triton import forward, with_sheet
 
@@ -16,6 +16,9 @@ from trope.kernels.attention.triton import forward, with_sheet
 # latter for 16 sequences of 4,096 positions and 8 heads. With it a block takes 4.5 ms on an H200, without it 5.1
 # (results/attention-h200.txt). On a smaller card it is at most this share of the memory.
 PASSING, SHARE = 16, 16
+# A bias is kept for the backward if it takes at most `most_bytes`, or this share of the GPU's memory if that is more:
+# 559 MiB a block on an H200, where 16 sequences of 4,096 positions take 512.
+KEPT_SHARE = 256
 
 
 class FusedAttention(torch.autograd.Function):
@@ -39,7 +42,7 @@ class FusedAttention(torch.autograd.Function):
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         passing_bytes = _passing_bytes(most_bytes, q.device)
         bias = with_sheet(Bias(position, time, gaps), bounds, q, passing_bytes)
-        is_kept = bias.sheet is not None and bias.sheet.nbytes <= most_bytes
+        is_kept = bias.sheet is not None and bias.sheet.nbytes <= at_least(most_bytes, KEPT_SHARE, q.device)
         ctx.save_for_backward(q, k, v, position, time, bias.sheet if is_kept else None)
         ctx.bounds, ctx.n, ctx.gaps, ctx.passing_bytes = bounds, n, gaps, passing_bytes
         return forward(q, k, v, bounds, n, bias, learns)

@@ -49,6 +49,20 @@ class Pairs(NamedTuple):
 
 
 @triton.jit
+def unit_of(i_program, first, UNITS, TILES):
+    """Unit of a program, its sequence and its tile; units outside of 0 .. UNITS - 1 do not exist.
+
+    A launch has arguments.programs_of(first, UNITS, TILES) programs. Last tiles come first, because their walks over
+    the keys are the longest.
+    """
+    before = first % TILES
+    sequences = (before + UNITS + TILES - 1) // TILES
+    i_m = TILES - 1 - i_program // sequences
+    i_sequence = i_program % sequences
+    return i_sequence * TILES + i_m - before, first // TILES + i_sequence, i_m
+
+
+@triton.jit
 def sigmoid(b_s, FAST: tl.constexpr):
     """Logistic function; by the hardware's tanh if FAST (error 2^-11, below bf16's own)."""
     if FAST:
@@ -187,7 +201,7 @@ def bias_tile(
         b_bias = form_bias(bias, pairs, HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED)
     if TRANSPOSED:
         b_bias = tl.trans(b_bias)
-    if SHEET and FAST:
+    if SHEET == 1 and FAST:  # benchmarks/attention_parts.py has 2 for a sheet that passes through registers
         b_bias = tl.dot(b_bias, b_unit)
     return b_bias.to(tl.float32)
 
