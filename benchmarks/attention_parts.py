@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from trope.kernels.attention import backward, bias_gradient, hstu_attention, kept, op, runs, time_gaps
-from trope.kernels.attention import triton as triton_forward
 from trope.kernels.backend import Backend
 from trope.kernels.sequence_bounds import SequenceBounds
 
@@ -52,32 +51,19 @@ def launched(module: Any, kernel: str, **options: Any) -> list[tuple[Any, str, A
 
 
 # Name, and what is set: module, name, value. The first is what the others are compared with; it has every change off.
-APART_QUERY, ALL_RUNS = (kept, "WIDEST", 0), [(runs, "FEW", 0), (bias_gradient, "APART", False)]
+APART_QUERY, ALL_RUNS = (kept, "WIDEST", 0), (runs, "FEW", 0)
 SMALL_CACHE, SMALL_SLICES = (op, "KEPT_SHARE", NEVER), (bias_gradient, "STRIP_SHARE", NEVER)
 WAYS: list[tuple[str, list[tuple[Any, str, Any]]]] = [
-    ("old", [APART_QUERY, *ALL_RUNS, SMALL_CACHE, SMALL_SLICES]),
+    ("old", [APART_QUERY, ALL_RUNS, SMALL_CACHE, SMALL_SLICES]),
     ("new", []),
     ("new, dq and sum apart", [APART_QUERY]),
-    ("new, joint 64 keys 8 warps 2 stages", joint(64, 8, 2)),
-    ("new, key adds the bias in registers", launched(backward, "_key_kernel", SHEET=2)),
-    ("new, key stores by TMA", [(backward, "TMA", True)]),
-    ("new, key of 2 heads", [(backward, "KEPT_WIDTH", 64)]),
-    ("new, forward adds the bias in registers", launched(triton_forward, "_forward_kernel", SHEET=2)),
-    ("new, joint 64 keys 8 warps 3 stages", joint(64, 8, 3)),
-    ("new, joint 32 keys 8 warps 2 stages", joint(32, 8, 2)),
-    ("new, few and many buckets in one program", [(bias_gradient, "APART", False)]),
-    ("new, runs in every tile", ALL_RUNS),
+    ("new, runs in every tile", [ALL_RUNS]),
     ("new, slices of 256 MiB", [SMALL_SLICES]),
     ("new, few is 2", [(runs, "FEW", 2)]),
     ("new, few is 8", [(runs, "FEW", 8)]),
-    ("new, joint 64 keys 8 warps 1 stage", joint(64, 8, 1)),
     ("new, joint 32 keys 4 warps 3 stages", joint(32, 4, 3)),
-    ("new, key of 2 heads 2 stages", [(backward, "KEPT_WIDTH", 64), *launched(backward, "_key_kernel", num_stages=2)]),
-    ("new, key of 2 heads 8 warps", [(backward, "KEPT_WIDTH", 64), *launched(backward, "_key_kernel", num_warps=8)]),
+    ("new, joint 32 keys 8 warps 3 stages", joint(32, 8, 3)),
     ("new, key 2 stages", launched(backward, "_key_kernel", num_stages=2)),
-    ("new, key 4 stages", launched(backward, "_key_kernel", num_stages=4)),
-    ("new, key of 2 heads stores by TMA", [(backward, "TMA", True), (backward, "KEPT_WIDTH", 64)]),
-    ("new, by_bucket 16 warps", launched(bias_gradient, "_by_bucket_kernel", num_warps=16)),
     ("new, by_bucket 4 warps", launched(bias_gradient, "_by_bucket_kernel", num_warps=4)),
 ]
 

@@ -18,10 +18,11 @@ from trope.kernels.causal_attention import causal_attention
 from trope.kernels.sequence_bounds import SequenceBounds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-B, L, H, REPEATS = 64, 50, 2, 200
+B, REPEATS = 64, 200
 
 
 def hstu(joint: Tensor, weights: list[Tensor], backend: Backend) -> Tensor:
+    L = len(joint) // B
     offsets = torch.arange(0, (B + 1) * L, L, device="cuda")
     bounds = SequenceBounds.jagged(offsets, L)
     times = torch.arange(B * L, device="cuda") * 1000
@@ -30,15 +31,21 @@ def hstu(joint: Tensor, weights: list[Tensor], backend: Backend) -> Tensor:
 
 
 def causal(joint: Tensor, weights: list[Tensor], backend: Backend) -> Tensor:
-    q, k, v = (x.unflatten(0, (B, L)) for x in joint.unbind(1))
+    q, k, v = (x.unflatten(0, (B, -1)) for x in joint.unbind(1))
     y = causal_attention(q, k, v, 0.2, torch.tensor([3], device="cuda"), backend=backend)
     return y.flatten(0, 1) + 0 * sum(weight.sum() for weight in weights)
 
 
-@pytest.mark.parametrize("D", [16, 32, 64, 128])
-@pytest.mark.parametrize("attention", [hstu, causal])
+@pytest.mark.parametrize(
+    ("attention", "L", "H", "D"),
+    [
+        *((attention, 50, 2, D) for attention in (hstu, causal) for D in (16, 32, 64, 128)),
+        (hstu, 200, 8, 32),  # several tiles, dq with the sum over heads
+        (hstu, 200, 4, 128),
+    ],
+)
 def test_values_are_the_references_every_time(
-    attention: Callable[[Tensor, list[Tensor], Backend], Tensor], D: int
+    attention: Callable[[Tensor, list[Tensor], Backend], Tensor], L: int, H: int, D: int
 ) -> None:
     rng = torch.Generator("cuda").manual_seed(D)
     joint, g = (torch.randn(shape, generator=rng, device="cuda") for shape in ((B * L, 3, H, D), (B * L, H, D)))

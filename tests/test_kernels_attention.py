@@ -303,14 +303,13 @@ def test_which_heads_have_dq_with_their_sum(
     assert attention_kept.is_joint(torch.zeros(1, heads, dim, dtype=dtype), tiles, shared) == fits
 
 
-@pytest.mark.parametrize(("few", "apart"), [(0, True), (2, False), (4, True), (64, True)])
+@pytest.mark.parametrize("few", [0, 2, 4, 64])
 @pytest.mark.parametrize("times", ["far", "out of order", "past the runs"])
-def test_tiles_of_few_buckets(times: str, few: int, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_of_few_buckets(times: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time weights' gradient does not depend on how many buckets are summed one at a time."""
     monkeypatch.setattr(attention_arguments, "BLOCK", 16)
     monkeypatch.setattr(attention_runs, "FEW", few)
     monkeypatch.setattr(attention_runs, "RUNS", 32 if times == "past the runs" else 64)
-    monkeypatch.setattr(attention_bias_gradient, "APART", apart)
     monkeypatch.setattr(attention_bias_gradient, "STRIP_BYTES", 4 * 16 * 80 * 4)  # slices that begin within a sequence
     generator = torch.Generator().manual_seed(few)
     bounds, tokens = spans_of("jagged", [70, 0, 21], 70)

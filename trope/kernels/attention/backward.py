@@ -20,7 +20,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trope.kernels.attention import bias_gradient, kept, shared_memory
 from trope.kernels.attention.arguments import Bias, heads_of, row_stride, strides, tile
@@ -42,8 +41,6 @@ from trope.kernels.sequence_bounds import SequenceBounds
 # Numbers of a token that a program has of all its heads together, where the gradient of the scores is not kept. On an
 # H200 (results/attention-h200.txt) two heads of 32 are faster than one; four spill registers.
 SHARED_WIDTH = 64
-KEPT_WIDTH = 0  # the same where it is kept: one head
-TMA = False  # whether Hopper's copy engine writes the kept gradient; not measured yet
 
 
 @triton.jit
@@ -100,7 +97,6 @@ def _key_kernel(
     p_starts, p_lengths,
     s_q_t, s_k_t, s_v_t, s_dy_t, s_dq_t, s_q_h, s_k_h, s_v_h, s_dy_h, s_dq_h, s_row, s_sheet, L, centre, last, scale,
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, CACHED: tl.constexpr, SHEET: tl.constexpr, KEEP: tl.constexpr,
-    TMA: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, FAST: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of keys, H / HEADS, B): dk and dv of one tile, of HEADS heads; if KEEP also the gradient of its
@@ -116,7 +112,7 @@ def _key_kernel(
     b_v = load_heads(p_v, i_h, start + o_n, m_n, s_v_t, s_v_h, HEADS, D, BLOCK_D)
     b_unit = unit_tile(p_sheet, BLOCK)
     b_dk, b_dv = zeros(HEADS, BLOCK, BLOCK_D), zeros(HEADS, BLOCK, BLOCK_D)
-    i_first = i_b.to(tl.int64) * tl.num_programs(1) * HEADS + i_h
+    p_tiles = p_ds + (i_b.to(tl.int64) * tl.num_programs(1) * HEADS + i_h) * s_row * s_row
     for i_m in range(i_n, tl.cdiv(length, BLOCK)):
         o_m = i_m * BLOCK + tl.arange(0, BLOCK)
         m_m = o_m < length
@@ -130,10 +126,8 @@ def _key_kernel(
         for i in tl.static_range(HEADS):
             b_a, b_ds = score_gradient(b_q[i], b_k[i], b_v[i], b_dy[i], b_bias, FAST=FAST, TRANSPOSED=True)
             b_ds = b_ds.to(b_q[i].dtype)
-            if KEEP and TMA:
-                p_ds.store([((i_first + i) * s_row + i_n * BLOCK).to(tl.int32), i_m * BLOCK], b_ds)
-            elif KEEP:
-                tl.store(p_ds + (i_first + i) * s_row * s_row + o_n[:, None] * s_row + o_m[None, :], b_ds)
+            if KEEP:
+                tl.store(p_tiles + i * s_row * s_row + o_n[:, None] * s_row + o_m[None, :], b_ds)
             b_next_dv = with_one(b_next_dv, b_dv[i] + dot(b_a.to(b_dy[i].dtype), b_dy[i], FAST, "ieee"))
             b_next_dk = with_one(b_next_dk, b_dk[i] + dot(b_ds, b_q[i], FAST, "ieee"))
         b_dk, b_dv = b_next_dk, b_next_dv
@@ -178,13 +172,9 @@ def backward(
         return dq, dk, dv, *sums
     keep = B * H * S * S * q.element_size() <= most_bytes
     ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
-    together = heads_of(q, KEPT_WIDTH if keep else SHARED_WIDTH)
+    together = heads_of(q, 0 if keep else SHARED_WIDTH)
     groups = H // together["HEADS"]
-    by_tma = TMA and keep
-    kept_by = TensorDescriptor.from_tensor(ds.view(-1, S), [shared["BLOCK"]] * 2) if by_tma else ds
-    _key_kernel[(S // shared["BLOCK"], groups, B)](
-        p_dk=dk, p_dv=dv, p_ds=kept_by, KEEP=keep, TMA=by_tma, **shared, **together
-    )
+    _key_kernel[(S // shared["BLOCK"], groups, B)](p_dk=dk, p_dv=dv, p_ds=ds, KEEP=keep, **shared, **together)
     if keep and has_bias and kept.is_joint(q, S // shared["BLOCK"], shared_memory(q.device)):
         fill_both = kept.query_and_sum(ds, k, dq, bounds, n)
         bias_gradient.sum_strips(fill_both, 1, torch.float32, bounds, n, bias, *sums)

@@ -42,10 +42,10 @@ from trope.kernels.sequence_bounds import SequenceBounds
 # `shop` (128 x 512 x 512 float32 is half of it), one of an H200's share all of `shop-long`: 16 x 4096 x 4096. Fewer
 # slices have more programs each, whose walks are of very different length.
 STRIP_BYTES, STRIP_SHARE = 1 << 28, 128
-APART = True  # whether tiles with and without runs have programs of their own; not measured yet
+LONG = 16  # tiles of a sequence from which on more warps sum it by bucket; 8 have 8 faster, 64 have 16 (H200)
 MOST_UNITS = 65_535  # of a slice: the second axis of a launch has no more
 # Rows of strips that a program of the distance kernel adds up: many, or few where there are few strips, whose programs
-# would else be few and slow. They depend on the shape alone, so that sums do not depend on the GPU; not tuned.
+# would else be few and slow; not tuned.
 ROWS, FEW_ROWS, FEW = 256, 64, 1 << 15
 
 
@@ -330,15 +330,15 @@ def _launch_by_bucket(
         "RUNS": runs.RUNS,
         "FEW": runs.FEW,
     }
-    # Both ways in one program need so many registers that a multiprocessor holds one program instead of two or three.
-    # Where the runs are not known beforehand, finding them is most of the work, and one program does both. One tile is
-    # not worth a second launch.
-    is_apart = APART and found is not None and tiles > 1
+    # Both ways in one program need so many registers that a multiprocessor holds one program instead of two or three,
+    # which is a third slower on an H200. Where the runs are not known beforehand, finding them is most of the work, and
+    # one program does both. One tile is not worth a second launch.
+    is_apart = found is not None and tiles > 1
     ways = [(True, False), (False, True)] if is_apart else [(True, True)]
     for by_runs, singly in ways:
         _by_bucket_kernel[(programs_of(first, units, tiles),)](
             BY_RUNS=by_runs,
             SINGLY=singly,
-            num_warps=8,  # not tuned
+            num_warps=16 if tiles > LONG else 8,
             **arguments,
         )

@@ -201,7 +201,7 @@ def bias_tile(
         b_bias = form_bias(bias, pairs, HAS_POSITION=HAS_POSITION, HAS_TIME=HAS_TIME, CACHED=CACHED)
     if TRANSPOSED:
         b_bias = tl.trans(b_bias)
-    if SHEET == 1 and FAST:  # benchmarks/attention_parts.py has 2 for a sheet that passes through registers
+    if SHEET and FAST:
         b_bias = tl.dot(b_bias, b_unit)
     return b_bias.to(tl.float32)
 
