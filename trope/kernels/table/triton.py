@@ -20,8 +20,8 @@ Names of the kernel arguments:
   whose gradient has no part from the inputs.
 - ROWS: items of a program. CHUNK, IN_CHUNK: score and input entries of each in registers at once. BLOCK_E: E rounded
   up.
-- p_by_item: sorted keys [N]; num_firsts: V + 2. p_group_first: where the entries of each group of items begin, and of
-  one more, [num_groups + 1]. p_items: the item of each entry [N]. p_spread: the entries by item, int32 [N].
+- p_by_item, p_by_group: sorted keys [N]; num_firsts: V + 2. p_items: the item of each entry [N]. p_spread: the entries
+  by item, int32 [N].
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask.
 Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is padding), C candidates of a token.
@@ -52,33 +52,37 @@ _SHORT_KEYS, _SHIFT = 1 << 16, 3
 
 
 @triton.jit
-def _first_kernel(p_by_item, p_first, N, num_firsts, LOWEST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (blocks of items,): where each item's entries begin; a binary search in the sorted keys, from LOWEST on."""
-    o_v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b_key = o_v + LOWEST
-    b_low, b_high = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32) + N
+def _search(p_by_item, b_key, N, STEPS: tl.constexpr):
+    """Where the first of the sorted keys lies that is not below each of b_key: a binary search."""
+    b_low, b_high = tl.zeros(b_key.shape, tl.int32), tl.zeros(b_key.shape, tl.int32) + N
     for _ in range(STEPS):
         b_middle = (b_low + b_high) >> 1
         m_open = b_low < b_high
         m_right = m_open & (tl.load(p_by_item + b_middle, mask=m_open, other=0).to(tl.int32) < b_key)
         b_low = tl.where(m_right, b_middle + 1, b_low)
         b_high = tl.where(m_right, b_high, b_middle)
-    tl.store(p_first + o_v, b_low, mask=o_v < num_firsts)
+    return b_low
+
+
+@triton.jit
+def _first_kernel(p_by_item, p_first, N, num_firsts, LOWEST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (blocks of items,): where each item's entries begin among the sorted keys, which count from LOWEST."""
+    o_v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(p_first + o_v, _search(p_by_item, o_v + LOWEST, N, STEPS), mask=o_v < num_firsts)
 
 
 @triton.jit
 def _spread_kernel(
-    p_group_first, p_order, p_items, p_spread, p_first, num_groups, num_firsts,
-    SHIFT: tl.constexpr, GROUPS: tl.constexpr, CHUNK: tl.constexpr,
+    p_by_group, p_order, p_items, p_spread, p_first, N, num_firsts,
+    LOWEST: tl.constexpr, SHIFT: tl.constexpr, STEPS: tl.constexpr, GROUPS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of groups,): entries sorted by groups of 2^SHIFT items become entries sorted by item, and where each
     item's begin. Entries of an item keep their order. Group 1 has items 1 .. 2^SHIFT; padding, which may be much of a
     batch, is group 0, and is copied by all programs together."""
     o_g = 1 + tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
-    m_g = o_g < num_groups
-    b_begin = tl.load(p_group_first + o_g, mask=m_g, other=0)
-    b_end = tl.load(p_group_first + o_g + 1, mask=m_g, other=0)
-    padding = tl.load(p_group_first + 1)
+    b_begin = _search(p_by_group, o_g + LOWEST, N, STEPS)
+    b_end = _search(p_by_group, o_g + 1 + LOWEST, N, STEPS)
+    padding = tl.max(_search(p_by_group, tl.full((1,), 1 + LOWEST, tl.int32), N, STEPS))
     tl.store(p_first, 0)
     o_copy = tl.program_id(0) * GROUPS * CHUNK + tl.arange(0, GROUPS * CHUNK)
     for i in range(0, padding, tl.num_programs(0) * GROUPS * CHUNK):
@@ -88,7 +92,7 @@ def _spread_kernel(
     b_at = b_begin  # where the next entry of an item goes
     for i_low in tl.static_range(1 << SHIFT):
         o_v = ((o_g - 1) << SHIFT) + 1 + i_low
-        tl.store(p_first + o_v, b_at, mask=m_g & (o_v < num_firsts))
+        tl.store(p_first + o_v, b_at, mask=o_v < num_firsts)
         for i in range(0, longest, CHUNK):
             o_i = b_begin[:, None] + i + tl.arange(0, CHUNK)[None, :]
             m_i = o_i < b_end[:, None]
@@ -230,46 +234,40 @@ def invert(items: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
         lowest = -(_SHORT_KEYS // 2)
         groups = (flat + ((1 << shift) - 1)) >> shift if shift else flat
         keys = torch.add(groups, lowest, out=torch.empty(flat.shape, dtype=torch.int16, device=items.device))
-    by_key, order = torch.sort(keys, stable=True)
-    if not 0 < shift <= _SHIFT:
-        return order, _first(by_key, num_items + 2, lowest)
-    # Behind the last item one more begins; it may need a group of its own.
-    num_groups = 1 + triton.cdiv(num_items + 1, 1 << shift)
-    group_first = _first(by_key, num_groups + 1, lowest)
-    spread = torch.empty(flat.shape, dtype=torch.int32, device=items.device)
+    by_item, order = torch.sort(keys, stable=True)
     first_V = torch.empty(num_items + 2, dtype=torch.int32, device=items.device)
-    groups_of_program, chunk = 32, 32  # not tuned
-    _spread_kernel[(triton.cdiv(num_groups - 1, groups_of_program),)](
-        p_group_first=group_first,
-        p_order=order,
-        p_items=flat,
-        p_spread=spread,
-        p_first=first_V,
-        num_groups=num_groups,
-        num_firsts=num_items + 2,
-        SHIFT=shift,
-        GROUPS=groups_of_program,
-        CHUNK=chunk,
-        num_warps=4,
-    )
-    return spread, first_V
-
-
-def _first(by_key: Tensor, num_firsts: int, lowest: int) -> Tensor:
-    """Where each key's entries begin, int32 [num_firsts]; by_key: sorted keys, which count from `lowest`."""
-    first = torch.empty(num_firsts, dtype=torch.int32, device=by_key.device)
+    steps = flat.numel().bit_length()
+    if 0 < shift <= _SHIFT:
+        spread = torch.empty(flat.shape, dtype=torch.int32, device=items.device)
+        groups_of_program, chunk = 32, 32  # not tuned
+        _spread_kernel[(triton.cdiv(triton.cdiv(num_items + 1, 1 << shift), groups_of_program),)](
+            p_by_group=by_item,
+            p_order=order,
+            p_items=flat,
+            p_spread=spread,
+            p_first=first_V,
+            N=flat.numel(),
+            num_firsts=num_items + 2,
+            LOWEST=lowest,
+            SHIFT=shift,
+            STEPS=steps,
+            GROUPS=groups_of_program,
+            CHUNK=chunk,
+            num_warps=4,
+        )
+        return spread, first_V
     block = 512  # not tuned
-    _first_kernel[(triton.cdiv(num_firsts, block),)](
-        p_by_item=by_key,
-        p_first=first,
-        N=by_key.numel(),
-        num_firsts=num_firsts,
+    _first_kernel[(triton.cdiv(num_items + 2, block),)](
+        p_by_item=by_item,
+        p_first=first_V,
+        N=flat.numel(),
+        num_firsts=num_items + 2,
         LOWEST=lowest,
-        STEPS=by_key.numel().bit_length(),
+        STEPS=steps,
         BLOCK=block,
         num_warps=4,
     )
-    return first
+    return order, first_V
 
 
 def _check(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> None:
