@@ -23,8 +23,8 @@ __all__ = ["InputEntries", "Part", "ScoreEntries", "invert", "table_gradient", "
 def invert(items: Tensor, num_items: int, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """Sort the entries of a tensor of items by item: (order, first_V).
 
-    Item v owns the flat entry numbers order[first[v] : first[v + 1]], in rising order. order is int32, or int64 as
-    torch.sort gives it (a copy would cost more than it saves); first_V is int32 [V+2].
+    Item v owns the flat entry numbers order[first[v] : first[v + 1]], in rising order. order is as torch.sort gives it,
+    int64 (a copy to int32 would cost more than it saves); first_V is int32 [V+2].
 
     Args:
         items: candidates [T, C] or inputs [T], values 0 .. num_items.

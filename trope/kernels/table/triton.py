@@ -20,8 +20,7 @@ Names of the kernel arguments:
   whose gradient has no part from the inputs.
 - ROWS: items of a program. CHUNK, IN_CHUNK: score and input entries of each in registers at once. BLOCK_E: E rounded
   up.
-- p_by_item, p_by_group: sorted keys [N]; num_firsts: V + 2. p_items: the item of each entry [N]. p_spread: the entries
-  by item, int32 [N].
+- p_by_item: sorted keys [N]; num_firsts: V + 2.
 
 Prefixes: i_ index, o_ offset, p_ pointer, b_ block in registers, m_ mask.
 Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is padding), C candidates of a token.
@@ -46,61 +45,23 @@ from trope.kernels.table.reference import InputEntries, Part, ScoreEntries
 _TILE = 2048
 # Many partial sums are added up in so many parts first: torch takes 34 microseconds for a hundred thousand at once.
 _SUMS = 256
-# Sort keys have 16 bits, which is half the passes of a radix sort, where they can: up to this many items, or groups of
-# at most 2^_SHIFT neighbouring items, whose entries one kernel then tells apart.
-_SHORT_KEYS, _SHIFT = 1 << 16, 3
+# Below this many items sort keys have 16 bits: half the passes of a radix sort.
+_SHORT_KEYS = 1 << 16
 
 
 @triton.jit
-def _search(p_by_item, b_key, N, STEPS: tl.constexpr):
-    """Where the first of the sorted keys lies that is not below each of b_key: a binary search."""
-    b_low, b_high = tl.zeros(b_key.shape, tl.int32), tl.zeros(b_key.shape, tl.int32) + N
+def _first_kernel(p_by_item, p_first, N, num_firsts, LOWEST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (blocks of items,): where each item's entries begin; a binary search in the sorted keys, from LOWEST on."""
+    o_v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_key = o_v + LOWEST
+    b_low, b_high = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32) + N
     for _ in range(STEPS):
         b_middle = (b_low + b_high) >> 1
         m_open = b_low < b_high
         m_right = m_open & (tl.load(p_by_item + b_middle, mask=m_open, other=0).to(tl.int32) < b_key)
         b_low = tl.where(m_right, b_middle + 1, b_low)
         b_high = tl.where(m_right, b_high, b_middle)
-    return b_low
-
-
-@triton.jit
-def _first_kernel(p_by_item, p_first, N, num_firsts, LOWEST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (blocks of items,): where each item's entries begin among the sorted keys, which count from LOWEST."""
-    o_v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(p_first + o_v, _search(p_by_item, o_v + LOWEST, N, STEPS), mask=o_v < num_firsts)
-
-
-@triton.jit
-def _spread_kernel(
-    p_by_group, p_order, p_items, p_spread, p_first, N, num_firsts,
-    LOWEST: tl.constexpr, SHIFT: tl.constexpr, STEPS: tl.constexpr, GROUPS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Grid (blocks of groups,): entries sorted by groups of 2^SHIFT items become entries sorted by item, and where each
-    item's begin. Entries of an item keep their order. Group 1 has items 1 .. 2^SHIFT; padding, which may be much of a
-    batch, is group 0, and is copied by all programs together."""
-    o_g = 1 + tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
-    b_begin = _search(p_by_group, o_g + LOWEST, N, STEPS)
-    b_end = _search(p_by_group, o_g + 1 + LOWEST, N, STEPS)
-    padding = tl.max(_search(p_by_group, tl.full((1,), 1 + LOWEST, tl.int32), N, STEPS))
-    tl.store(p_first, 0)
-    o_copy = tl.program_id(0) * GROUPS * CHUNK + tl.arange(0, GROUPS * CHUNK)
-    for i in range(0, padding, tl.num_programs(0) * GROUPS * CHUNK):
-        m_copy = i + o_copy < padding
-        tl.store(p_spread + i + o_copy, tl.load(p_order + i + o_copy, mask=m_copy).to(tl.int32), mask=m_copy)
-    longest = tl.max(b_end - b_begin)
-    b_at = b_begin  # where the next entry of an item goes
-    for i_low in tl.static_range(1 << SHIFT):
-        o_v = ((o_g - 1) << SHIFT) + 1 + i_low
-        tl.store(p_first + o_v, b_at, mask=o_v < num_firsts)
-        for i in range(0, longest, CHUNK):
-            o_i = b_begin[:, None] + i + tl.arange(0, CHUNK)[None, :]
-            m_i = o_i < b_end[:, None]
-            b_entry = tl.load(p_order + o_i, mask=m_i, other=0).to(tl.int32)
-            m_mine = m_i & (tl.load(p_items + b_entry, mask=m_i, other=0) == o_v[:, None])
-            b_count = tl.cumsum(m_mine.to(tl.int32), axis=1)
-            tl.store(p_spread + b_at[:, None] + b_count - 1, b_entry, mask=m_mine)
-            b_at += tl.sum(m_mine.to(tl.int32), axis=1)
+    tl.store(p_first + o_v, b_low, mask=o_v < num_firsts)
 
 
 @triton.jit
@@ -226,36 +187,13 @@ def invert(items: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
     """See `trope.kernels.table.invert`."""
     flat = items.reshape(-1)
     assert flat.numel() <= 2**30, "the binary search adds two places in 32 bits"
-    shift = 0
-    while triton.cdiv(num_items, 1 << shift) >= _SHORT_KEYS:
-        shift += 1
-    lowest, keys = 0, flat.int()
-    if shift <= _SHIFT:
+    if num_items < _SHORT_KEYS:
         lowest = -(_SHORT_KEYS // 2)
-        groups = (flat + ((1 << shift) - 1)) >> shift if shift else flat
-        keys = torch.add(groups, lowest, out=torch.empty(flat.shape, dtype=torch.int16, device=items.device))
+        keys = torch.add(flat, lowest, out=torch.empty(flat.shape, dtype=torch.int16, device=items.device))
+    else:
+        lowest, keys = 0, flat.int()
     by_item, order = torch.sort(keys, stable=True)
     first_V = torch.empty(num_items + 2, dtype=torch.int32, device=items.device)
-    steps = flat.numel().bit_length()
-    if 0 < shift <= _SHIFT:
-        spread = torch.empty(flat.shape, dtype=torch.int32, device=items.device)
-        groups_of_program, chunk = 32, 32  # not tuned
-        _spread_kernel[(triton.cdiv(triton.cdiv(num_items + 1, 1 << shift), groups_of_program),)](
-            p_by_group=by_item,
-            p_order=order,
-            p_items=flat,
-            p_spread=spread,
-            p_first=first_V,
-            N=flat.numel(),
-            num_firsts=num_items + 2,
-            LOWEST=lowest,
-            SHIFT=shift,
-            STEPS=steps,
-            GROUPS=groups_of_program,
-            CHUNK=chunk,
-            num_warps=4,
-        )
-        return spread, first_V
     block = 512  # not tuned
     _first_kernel[(triton.cdiv(num_items + 2, block),)](
         p_by_item=by_item,
@@ -263,7 +201,7 @@ def invert(items: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
         N=flat.numel(),
         num_firsts=num_items + 2,
         LOWEST=lowest,
-        STEPS=steps,
+        STEPS=flat.numel().bit_length(),
         BLOCK=block,
         num_warps=4,
     )
