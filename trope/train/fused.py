@@ -116,10 +116,10 @@ class FusedStep:
         low_dtype = torch.bfloat16 if is_bf16 else None
         self.matrices = Matrices(model, optimizer, self.hyper, config.train.clip == 0, low_dtype, backend)
         self.is_captured = self.device.type == "cuda"
-        # The network goes first: `aside`, the table's update, takes what it leaves free. `soon` is for what the network
-        # waits for, `small` for chains of short launches.
-        self.aside = Aside(self.device)
-        self.soon, self.small = (Aside(self.device, priority=-1) for _ in range(2))
+        # The network goes first: `aside`, the table's update, and `small`, chains of short launches, take what is free.
+        # `soon` is for what the network waits for.
+        self.aside, self.small = Aside(self.device), Aside(self.device)
+        self.soon = Aside(self.device, priority=-1)
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.is_captured else None
         self._graphs: dict[BatchShape, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._seen: set[BatchShape] = set()
