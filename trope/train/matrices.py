@@ -14,8 +14,8 @@ from trope.kernels.backend import Backend
 from trope.models.recommender import SequentialRecommender
 from trope.train.optimizer import group_of, hold_moments
 
-# Numbers of a tensor from which on it moves here; torch's AdamW moves smaller ones together. From 4,096 on is not faster
-# (results/step-h200.txt).
+# Numbers of a tensor from which on it moves here; torch's AdamW moves smaller ones together. From 4,096 on is no
+# faster (results/step-h200.txt).
 LARGE = 1 << 16
 
 
