@@ -2,12 +2,12 @@
 
 `update` is a fraction of a training. A pass of it is every window that ends in new events, and as many random windows
 of old ones, so that what was learned before is not lost. The optimiser begins anew, at the learning rate that
-validation ended with. The coordinates in which times are rotated stay as they were.
+validation ended with. The coordinates in which times are rotated stay as they were; the readout turns on until the last
+new event.
 
 Before the network learns the new events they are what it has not seen, so the pulse's weights move towards them first,
 the further the more users chose something (`trope.train.pulse.move_pulse`). How far an updated network is to be trusted
-is measured that way. Its age is still counted from the training: a few steps do not make a network young, and the
-readout stands where the training ended.
+is measured that way. Its age is still counted from the training: a few steps do not make a network young.
 
 Shapes: N events, V items.
 """
@@ -68,13 +68,13 @@ def grow(
     The rows of known items are the same bytes; new rows are drawn as at the start of a training. Frequencies and their
     origin stay: the weights were learned with them. The pulse has no counts until `keep_counts` counts anew.
 
-    time_span: of the events that the copy will have learned. A model with a pulse keeps its own, from whose end its age
-    is counted.
+    time_span: of the events that the copy will have learned: its readout turns until the last. Its age still begins
+    where the model's does.
     """
     assert num_items >= model.num_items, "items are never taken away"
     device = model.items.weight.device
     torch.manual_seed(seed_for(seed, "new items", num_items))
-    grown = SequentialRecommender(model.config, num_items, time_span if model.pulse is None else model.time_span)
+    grown = SequentialRecommender(model.config, num_items, time_span, age_from=model.age_from)
     fresh = grown.state_dict()
     state = {name: fresh[name] if name in _COUNTED else value for name, value in model.state_dict().items()}
     rows = grown.items.weight.detach().clone()
@@ -110,8 +110,9 @@ def update(
     if steps is None:
         steps = usual_steps(feed.steps, len(factors) * Feed(data, config, group).steps)
     passes = -(-steps // feed.steps)
-    grown = grow(model, data.num_items, data.time_span, seed)
-    fitted = _move_to_new(grown, data, config, fresh_N)
+    known = grow(model, data.num_items, model.time_span, seed)  # it has learned nothing of the new events yet
+    fitted = _move_to_new(known, data, config, fresh_N)
+    grown = grow(known, data.num_items, data.time_span, seed)
     done = _learn(grown, data, config, feed, [factors[-1]] * passes, group, steps, tell)
     if grown.pulse is not None:
         keep_counts(grown, data)
