@@ -40,9 +40,7 @@ class Pulse(nn.Module):
             `time_span` if None.
     """
 
-    def __init__(
-        self, num_items: int, turning: int, time_span: tuple[int, int], age_from: int | None = None
-    ) -> None:
+    def __init__(self, num_items: int, turning: int, time_span: tuple[int, int], age_from: int | None = None) -> None:
         super().__init__()
         self.num_items, self.turning, self.time_span = num_items, turning, time_span
         self.age_from = time_span[1] if age_from is None else age_from
