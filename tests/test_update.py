@@ -282,6 +282,17 @@ def test_an_update_learns_the_new_events(data: Sequences, run: Path) -> None:
         update(model, every, recipe.config, torch.zeros_like(fresh), [1.0], GROUP)
 
 
+def test_an_update_learns_at_the_rate_that_the_training_began_with(
+    data: Sequences, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rate is a tenth or less after plateaus: rows of new items would hardly move."""
+    recipe, model = read_recipe(run), SequentialRecommender.from_pretrained(run / "best")
+    rates: list[list[float]] = []
+    monkeypatch.setattr(trope.train.update, "set_learning_rates", lambda _, found: rates.append(found))
+    update(model, all_training(data), recipe.config, ~until_test(data), [1.0, 0.1], GROUP, steps=2)
+    assert rates and all(rate == recipe.config.train.lr for found in rates for rate in found)
+
+
 def test_an_update_makes_some_passes_and_stays_a_fraction_of_a_training() -> None:
     assert usual_steps(a_pass=22, a_training=2_023) == 101  # a twentieth
     assert usual_steps(a_pass=3, a_training=2_023) == 15  # two events are not learned a hundred times
@@ -532,7 +543,7 @@ def test_the_weights_that_were_fitted_are_written(run: Path, tmp_path: Path, mon
     model, recipe = SequentialRecommender.from_pretrained(out / "best"), read_recipe(out)
     assert model.pulse is not None and recipe.pulse is not None
     assert recipe.pulse["weights"] == model.pulse.weights() != read_recipe(run).pulse["weights"]  # type: ignore[index]
-    assert model.time_span == SequentialRecommender.from_pretrained(run / "best").time_span
+    assert model.age_from == SequentialRecommender.from_pretrained(run / "best").age_from < model.time_span[1]
     # A fit like the update is a young network again: it has the weights of the training, also after two updates.
     again = tmp_path / "again"
     newer = [(user, item, time + 600) for user, item, time in new]
