@@ -282,15 +282,18 @@ def test_an_update_learns_the_new_events(data: Sequences, run: Path) -> None:
         update(model, every, recipe.config, torch.zeros_like(fresh), [1.0], GROUP)
 
 
-def test_an_update_learns_at_the_rate_that_the_training_began_with(
+def test_an_update_begins_at_the_rate_that_the_training_began_with_and_it_falls(
     data: Sequences, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last rate is a tenth or less after plateaus: rows of new items would hardly move."""
     recipe, model = read_recipe(run), SequentialRecommender.from_pretrained(run / "best")
     rates: list[list[float]] = []
     monkeypatch.setattr(trope.train.update, "set_learning_rates", lambda _, found: rates.append(found))
-    update(model, all_training(data), recipe.config, ~until_test(data), [1.0, 0.1], GROUP, steps=2)
-    assert rates and all(rate == recipe.config.train.lr for found in rates for rate in found)
+    every, fresh = all_training(data), ~until_test(data)
+    steps = 4 * Feed(every, recipe.config, GROUP, fresh).steps
+    update(model, every, recipe.config, fresh, [1.0, 0.1], GROUP, steps)
+    lr = recipe.config.train.lr
+    assert [found[0] for found in rates] == pytest.approx([lr, 0.75 * lr, 0.5 * lr, 0.25 * lr])
 
 
 def test_an_update_makes_some_passes_and_stays_a_fraction_of_a_training() -> None:

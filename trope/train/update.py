@@ -2,8 +2,9 @@
 
 `update` is a fraction of a training. A pass of it is every window that ends in new events, and as many random windows
 of old ones, so that what was learned before is not lost. The optimiser begins anew, at the learning rate that the
-training began with: a new item's row moves by about the rate a step, and a quiet hour has few steps. The coordinates in
-which times are rotated stay as they were; the readout turns on until the last new event.
+training began with: a new item's row moves by about the rate a step, and a quiet hour has few steps. The rate falls
+from pass to pass, as in a training. The coordinates in which times are rotated stay as they were; the readout turns on
+until the last new event.
 
 Before the network learns the new events they are what it has not seen, so the pulse's weights move towards them first,
 the further the more users chose something (`trope.train.pulse.move_pulse`). How far an updated network is to be trusted
@@ -98,7 +99,7 @@ def update(
     Args:
         data: on the model's device; its training events are all that is known, the new ones among them.
         fresh_N: [N] bool, which events are new.
-        factors: of a whole training, the learning rate of each epoch over that of the config; the first is used.
+        factors: of a whole training, the learning rate of each epoch over that of the config; an update begins with the first.
         steps: optimiser steps; `usual_steps` if None.
         tell: called after each step with the steps done and all steps.
     """
@@ -113,7 +114,8 @@ def update(
     known = grow(model, data.num_items, model.time_span, seed)  # it has learned nothing of the new events yet
     fitted = _move_to_new(known, data, config, fresh_N)
     grown = grow(known, data.num_items, data.time_span, seed)
-    done = _learn(grown, data, config, feed, [factors[0]] * passes, group, steps, tell)
+    falling = [factors[0] * (1 - number / passes) for number in range(passes)]
+    done = _learn(grown, data, config, feed, falling, group, steps, tell)
     if grown.pulse is not None:
         keep_counts(grown, data)
     return Updated(grown, Spent(done, time.monotonic() - started), fitted)
