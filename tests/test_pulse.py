@@ -511,6 +511,14 @@ def test_a_model_grows_old_without_a_window_too(tmp_path: Path) -> None:
     assert age_unit(held) == held.protocol.window
 
 
+def test_an_updated_model_is_as_old_as_its_training_and_its_readout_as_young_as_its_update() -> None:
+    pulse = Pulse(2, 1, (0, 10 * DAY), age_from=9 * DAY)
+    pulse.get_buffer("age_unit").fill_(2 * DAY)
+    moments = torch.tensor([9, 10, 11, 12, 14]) * DAY
+    assert pulse.age(moments).tolist() == [0.0, 0.5, 1.0, 1.0, 1.0]
+    assert pulse.fade(moments).tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
+
+
 def test_a_part_of_the_network_is_never_turned_round() -> None:
     """A scale that would fall below zero with age is zero."""
     pulse = Pulse(2, 1, (0, DAY))
