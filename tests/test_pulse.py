@@ -251,7 +251,7 @@ def test_the_fit_scores_as_evaluation_does(tmp_path: Path, protocol: str, unit: 
             live_BV = scorer(batch)(1, data.num_items + 1)
         fitted_BV = trope.train.pulse._scores(next(asked), weights_W)
         torch.testing.assert_close(fitted_BV, live_BV, rtol=1e-4, atol=1e-4)
-        compared, oldest = compared + len(users), max(oldest, float(pulse._units(batch.t_now).max()))
+        compared, oldest = compared + len(users), max(oldest, float(pulse._units(batch.t_now, pulse.age_from).max()))
     assert compared >= 10 and (oldest > 1.5) == (unit == 3_600)
     assert next(asked, None) is None
 
