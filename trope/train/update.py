@@ -99,7 +99,8 @@ def update(
     Args:
         data: on the model's device; its training events are all that is known, the new ones among them.
         fresh_N: [N] bool, which events are new.
-        factors: of a whole training, the learning rate of each epoch over that of the config; an update begins with the first.
+        factors: of a whole training, the learning rate of each epoch over that of the config. An update begins with
+            the first.
         steps: optimiser steps; `usual_steps` if None.
         tell: called after each step with the steps done and all steps.
     """
