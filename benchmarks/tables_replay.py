@@ -71,5 +71,7 @@ REPLAY_VALUES: dict[str, Callable[[], str]] = {
     "unheld-before": lambda: tried("the day before: part of the way"),
     "held-day": lambda: tried("the day: held, 100"),
     "unheld-day": lambda: tried("the day: part of the way"),
+    "update-rule": lambda: tried("the readout follows, the age goes on (chosen)"),
+    "update-rule-before": lambda: tried("last rate, the readout stays at the end of the training, the age goes on"),
     "replay-lost": lambda: f"{max(map(lost, read(YOUNG)['records'])):.0f}",
 }

@@ -46,11 +46,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
 
 
 def make_run(data: Sequences, run: Path, name: str, *more: str) -> Path:
-    """A run as training leaves it, with weights that matter; a pulse is fitted."""
+    """A run as an update leaves it, with weights that matter; a pulse is fitted, and its age began a day ago."""
     torch.manual_seed(0)
     config = preset(name, [*TINY, *more])
     open_run(run, data, config, resume=False)
-    model = SequentialRecommender(config, data.num_items, data.time_span)
+    model = SequentialRecommender(config, data.num_items, data.time_span, age_from=data.time_span[1] - DAY)
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if "bias.position" in path or "bias.time" in path or "delta" in path:
@@ -58,6 +58,7 @@ def make_run(data: Sequences, run: Path, name: str, *more: str) -> Path:
         if model.pulse is not None:
             model.pulse.get_buffer("everybody").normal_(0, 0.3)
             model.pulse.get_buffer("own").normal_(0, 0.3)
+            model.pulse.get_buffer("age_unit").fill_(3 * DAY)
             model.pulse.keep(at_end(model, data))
     model.save_pretrained(run / "best")
     return run
@@ -206,6 +207,7 @@ def rewritten(folder: Path, **changes: object) -> Path:
     ({"files": {}}, "lists no encode.pt2, items.safetensors"),
     ({"num_items": 5}, "is of another model"),
     ({"pulse": {"turning": -1}}, "pulse.turning -1"),
+    ({"pulse": {"turning": 2, "age_from": "noon"}}, "pulse.age_from 'noon'"),
 ])  # fmt: skip
 def test_a_foreign_manifest_is_refused(
     sasrec: tuple[Path, Path], tmp_path: Path, changes: dict[str, object], match: str

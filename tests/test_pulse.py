@@ -251,7 +251,7 @@ def test_the_fit_scores_as_evaluation_does(tmp_path: Path, protocol: str, unit: 
             live_BV = scorer(batch)(1, data.num_items + 1)
         fitted_BV = trope.train.pulse._scores(next(asked), weights_W)
         torch.testing.assert_close(fitted_BV, live_BV, rtol=1e-4, atol=1e-4)
-        compared, oldest = compared + len(users), max(oldest, float(pulse._units(batch.t_now).max()))
+        compared, oldest = compared + len(users), max(oldest, float(pulse._units(batch.t_now, pulse.age_from).max()))
     assert compared >= 10 and (oldest > 1.5) == (unit == 3_600)
     assert next(asked, None) is None
 
@@ -509,6 +509,14 @@ def test_a_model_grows_old_without_a_window_too(tmp_path: Path) -> None:
     assert age_unit(year) == YEAR // 50 and age_unit(decade) == LONGEST_UNIT == 30 * DAY
     held = tiny_data(tmp_path / "held", "holdout")
     assert age_unit(held) == held.protocol.window
+
+
+def test_an_updated_model_is_as_old_as_its_training_and_its_readout_as_young_as_its_update() -> None:
+    pulse = Pulse(2, 1, (0, 10 * DAY), age_from=9 * DAY)
+    pulse.get_buffer("age_unit").fill_(2 * DAY)
+    moments = torch.tensor([9, 10, 11, 12, 14]) * DAY
+    assert pulse.age(moments).tolist() == [0.0, 0.5, 1.0, 1.0, 1.0]
+    assert pulse.fade(moments).tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
 
 
 def test_a_part_of_the_network_is_never_turned_round() -> None:

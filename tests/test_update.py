@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from trope.data.sequences import Sequences
 from trope.data.views import all_training, trained_until, validated_from
 from trope.kernels.batch import Source, gather_batch
 from trope.models.recommender import SequentialRecommender
-from trope.runs import read_lineage
+from trope.runs import read_lineage, seal, write_json
 from trope.serve.recommender import Recommender
 from trope.times import DAY, say_minute
 from trope.train.distributed import Group
@@ -148,16 +149,59 @@ def test_old_rows_keep_their_bytes_and_new_ones_are_fresh(run: Path) -> None:
     for name, value in model.state_dict().items():
         if name not in ("items.weight", "pulse.counts", "pulse.seasons", "pulse.counted_until"):
             assert torch.equal(grown.state_dict()[name], value), name
-    # It grows no younger: the readout stands where the training ended, and the pulse trusts it by its age.
+    # It grows no younger: the pulse trusts it by the age of its training.
     assert grown.pulse is not None and model.pulse is not None
-    assert grown.time_span == grown.pulse.time_span == model.time_span
+    assert grown.time_span == grown.pulse.time_span == (model.time_span[0], LAST + 99)
     later = torch.tensor([LAST + 99])
     assert torch.equal(grown.pulse.age(later), model.pulse.age(later))
-    # Scores of old items do not change by growing, at any moment: the coordinates of times stay.
-    items, times = torch.tensor([[1, 2, 3]]), torch.tensor([[LAST - 30, LAST - 20, LAST]])
-    ask = (items, times, torch.tensor([3]), torch.tensor([LAST + 10**6]))
+    # Vectors do not change by growing, until the end of the training: the coordinates of times stay.
+    end = model.time_span[1]
+    torch.testing.assert_close(_asked(grown, end), _asked(model, end), rtol=0, atol=0)
+
+
+def _asked(model: SequentialRecommender, *moments: int) -> Tensor:
+    """One history's vector at some moments, [M, E]."""
+    M, last = len(moments), ROWS[0][2]
+    items, times = torch.tensor([[1, 2, 3]]).expand(M, 3), torch.tensor([[last - 30, last - 20, last]]).expand(M, 3)
     with torch.no_grad():
-        torch.testing.assert_close(grown.eval().encode_last(*ask), model.eval().encode_last(*ask), rtol=0, atol=0)
+        return model.eval().encode_last(items, times, torch.full((M,), 3), torch.tensor(moments))
+
+
+def test_the_readout_turns_until_the_last_learned_event(run: Path, tmp_path: Path) -> None:
+    """Of a grown model, of one that was saved and read, and of what it remembers; the age begins where it did."""
+    model = SequentialRecommender.from_pretrained(run / "best")
+    start, end, late = *model.time_span, model.time_span[1] + 10 * DAY
+    grown = grow(model, model.num_items, (start, late))
+    # What does not turn is asked at the same moment after both ends: only the readout is held.
+    assert model.readout is not None and grown.readout is not None
+    out = torch.randn(3, model.config.model.width)
+    moments = torch.tensor([end, late, late + DAY])
+    held, turned = model.readout(out[:1].expand(3, -1), moments), grown.readout(out[:1].expand(3, -1), moments)
+    assert torch.equal(held[0], held[1]) and torch.equal(held[0], turned[0])
+    assert not torch.allclose(turned[0], turned[1], atol=1e-3) and torch.equal(turned[1], turned[2])
+    grown.save_pretrained(tmp_path / "grown")
+    read = SequentialRecommender.from_pretrained(tmp_path / "grown").eval()
+    assert read.time_span == (start, late) and read.age_from == grown.age_from == model.age_from == end
+    assert torch.equal(_asked(read, end, late), _asked(grown, end, late))
+    assert not torch.allclose(_asked(read, late), _asked(model, late), atol=1e-3)
+    last = ROWS[0][2]
+    memory = read.remember(torch.tensor([[1, 2, 3]]), torch.tensor([[last - 30, last - 20, last]]), torch.tensor([3]))
+    torch.testing.assert_close(read.look(memory, torch.tensor([end, late]))[0], _asked(grown, end, late))
+    again = grow(read, model.num_items, (start, late + DAY))  # the next update
+    assert again.age_from == end and again.time_span[1] == late + DAY
+
+
+def test_a_model_of_an_earlier_version_ages_from_the_end_of_its_time_span(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "older"
+    shutil.copytree(run / "best", folder)
+    described = {k: v for k, v in json.loads((folder / "config.json").read_text()).items() if k != "sha256"}
+    del described["age_from"]
+    write_json(folder / "config.json", seal(described))
+    model = SequentialRecommender.from_pretrained(folder)
+    assert model.age_from == model.time_span[1]
+    write_json(folder / "config.json", seal({**described, "age_from": "noon"}))
+    with pytest.raises(ValueError, match="damaged: age_from 'noon'"):
+        SequentialRecommender.from_pretrained(folder)
 
 
 def test_no_step_means_the_model_of_before(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +280,20 @@ def test_an_update_learns_the_new_events(data: Sequences, run: Path) -> None:
     assert loss(updated) < loss(SequentialRecommender.from_pretrained(run / "best").eval())
     with pytest.raises(ValueError, match="nothing to learn"):
         update(model, every, recipe.config, torch.zeros_like(fresh), [1.0], GROUP)
+
+
+def test_an_update_begins_at_the_rate_that_the_training_began_with_and_it_falls(
+    data: Sequences, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rate is a tenth or less after plateaus: rows of new items would hardly move."""
+    recipe, model = read_recipe(run), SequentialRecommender.from_pretrained(run / "best")
+    rates: list[list[float]] = []
+    monkeypatch.setattr(trope.train.update, "set_learning_rates", lambda _, found: rates.append(found))
+    every, fresh = all_training(data), ~until_test(data)
+    steps = 4 * Feed(every, recipe.config, GROUP, fresh).steps
+    update(model, every, recipe.config, fresh, [1.0, 0.1], GROUP, steps)
+    lr = recipe.config.train.lr
+    assert [found[0] for found in rates] == pytest.approx([lr, 0.75 * lr, 0.5 * lr, 0.25 * lr])
 
 
 def test_an_update_makes_some_passes_and_stays_a_fraction_of_a_training() -> None:
@@ -432,24 +490,25 @@ def test_the_pulse_moves_to_the_new_events_before_they_are_learned(
 ) -> None:
     recipe, model = read_recipe(run), SequentialRecommender.from_pretrained(run / "best")
     learned = until_test(data)
-    asked: list[tuple[Sequences, Tensor]] = []
+    asked: list[tuple[Sequences, Tensor, tuple[int, int]]] = []
 
     def move(network: SequentialRecommender, view: Sequences, *rest: Any) -> dict[str, Any]:
-        asked.append((view, network.items.weight.detach().clone()))
+        asked.append((view, network.items.weight.detach().clone(), network.time_span))
         return move_pulse(network, view, *rest)
 
     monkeypatch.setattr(trope.train.update, "move_pulse", move)
     monkeypatch.setattr(trope.train.update, "LEAST_USERS", 10)
     updated, _, moved = update(model, all_training(data), recipe.config, ~learned, [1.0], GROUP, steps=2)
     assert moved is not None and moved["users"] >= 10
-    ((view, rows),) = asked
+    ((view, rows, span),) = asked
     # Everything before the window was learned, nothing in it was, and the network had not seen it yet.
     start, end = view.protocol.t_now("valid"), view.protocol.t_now("test")
     assert (start, end) == (int(data.times[learned].max()) + 1, int(data.times.max()) + 1)
-    assert torch.equal(rows, model.items.weight)
-    # Its age goes on in the units of the training.
+    assert torch.equal(rows, model.items.weight) and span == model.time_span
+    # Its age goes on in the units of the training; the readout turns on.
     assert updated.pulse is not None and model.pulse is not None
-    assert updated.pulse.time_span == model.pulse.time_span
+    assert updated.pulse.age_from == model.pulse.age_from == model.time_span[1]
+    assert updated.time_span == all_training(data).time_span != model.time_span
     before, after = model.pulse.weights(), updated.pulse.weights()
     assert after == moved["weights"] != before and after["age_unit"] == before["age_unit"]
 
@@ -487,7 +546,7 @@ def test_the_weights_that_were_fitted_are_written(run: Path, tmp_path: Path, mon
     model, recipe = SequentialRecommender.from_pretrained(out / "best"), read_recipe(out)
     assert model.pulse is not None and recipe.pulse is not None
     assert recipe.pulse["weights"] == model.pulse.weights() != read_recipe(run).pulse["weights"]  # type: ignore[index]
-    assert model.time_span == SequentialRecommender.from_pretrained(run / "best").time_span
+    assert model.age_from == SequentialRecommender.from_pretrained(run / "best").age_from < model.time_span[1]
     # A fit like the update is a young network again: it has the weights of the training, also after two updates.
     again = tmp_path / "again"
     newer = [(user, item, time + 600) for user, item, time in new]

@@ -43,6 +43,7 @@ class Model(Protocol):
 
     config: Config
     time_span: tuple[int, int]
+    age_from: int
 
     @property
     def num_items(self) -> int:
@@ -68,6 +69,7 @@ class SavedConfig(NamedTuple):
     num_items: int
     time_span: tuple[int, int]
     sha256: str | None
+    age_from: int
 
 
 def save(model: Model, folder: Path) -> None:
@@ -81,7 +83,8 @@ def write(model: Model, folder: Path, use: str = _USE) -> None:
     sha256 = write_tensors(_state(model), folder / WEIGHTS)
     described = {
         "format": FORMAT, "trope": __version__, "num_items": model.num_items,
-        "time_span": list(model.time_span), "config": to_dict(model.config), "files": {WEIGHTS: sha256},
+        "time_span": list(model.time_span), "age_from": model.age_from, "config": to_dict(model.config),
+        "files": {WEIGHTS: sha256},
     }  # fmt: skip
     write_json(folder / MODEL_CONFIG, seal(described))
     (folder / CARD).write_text(_card(described, use), encoding="utf-8")
@@ -103,12 +106,16 @@ def read_config(folder: Path) -> SavedConfig:
         raise ValueError(f"{path} is damaged: num_items {items}; {_AGAIN}")
     if len(span) != 2 or not 0 <= span[0] <= span[1] <= LATEST_TIME:
         raise ValueError(f"{path} is damaged: time_span {span}; {_AGAIN}")
+    age_from = described.get("age_from", span[1])  # older models have none: theirs began at the end
+    if type(age_from) is not int or not 0 <= age_from <= LATEST_TIME:
+        raise ValueError(f"{path} is damaged: age_from {age_from!r}; {_AGAIN}")
     if not is_older and WEIGHTS not in files:
         raise ValueError(f"{path} has no SHA-256 of {WEIGHTS}; {_AGAIN}")
     try:
-        return SavedConfig(from_dict(migrate(described["config"])), items, (span[0], span[1]), files.get(WEIGHTS))
+        config = from_dict(migrate(described["config"]))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    return SavedConfig(config, items, (span[0], span[1]), files.get(WEIGHTS), age_from)
 
 
 def check_shapes(model: Model, folder: Path, leave_out: frozenset[str] = frozenset()) -> None:
@@ -152,7 +159,8 @@ class WithTable:
     """
 
     def __init__(self, model: Model, name: str, table: Tensor | None) -> None:
-        self.config, self.time_span, self.num_items = model.config, model.time_span, model.num_items
+        self.config, self.num_items = model.config, model.num_items
+        self.time_span, self.age_from = model.time_span, model.age_from
         self._model, self._name, self._table = model, name, table
 
     def state_dict(self) -> dict[str, Tensor]:

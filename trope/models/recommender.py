@@ -38,17 +38,25 @@ class SequentialRecommender(nn.Module):
         num_items: V; items are 1 .. V, 0 is padding.
         time_span: first and last time of the training events, for the rotary encoding's conditioning.
         shard: rank and number of the processes that the item table is spread over; None keeps it whole.
+        age_from: when the model's age begins, for its pulse; the end of `time_span` if None. An update learns later
+            events and does not make a model young.
     """
 
     items: ItemTable | ShardedItemTable
 
     def __init__(
-        self, config: Config, num_items: int, time_span: tuple[int, int], shard: tuple[int, int] | None = None
+        self,
+        config: Config,
+        num_items: int,
+        time_span: tuple[int, int],
+        shard: tuple[int, int] | None = None,
+        age_from: int | None = None,
     ) -> None:
         super().__init__()
         config = config.resolved  # what is saved with the weights must mean the same when a later version reads it
         model, block = config.model, BLOCKS[config.model.block]
         self.config, self.time_span = config, time_span
+        self.age_from = time_span[1] if age_from is None else age_from
         if shard is None:
             self.items = ItemTable(num_items, model.width)
         else:
@@ -63,13 +71,13 @@ class SequentialRecommender(nn.Module):
         self.readout: TimeReadout | None = None
         if config.readout_share:
             self.readout = TimeReadout(
-                model.width, time_span, config.readout_share, config.rotary.learnable, check_values=False
+                model.width, time_span, config.readout_share, config.rotary.learnable, False, until=time_span[1]
             )
 
         self.pulse: Pulse | None = None
         if model.pulse:
             turning = 0 if self.readout is None else self.readout.turn.head_dim
-            self.pulse = Pulse(num_items, turning, time_span)
+            self.pulse = Pulse(num_items, turning, time_span, self.age_from)
 
     @property
     def num_items(self) -> int:
@@ -244,7 +252,8 @@ class SequentialRecommender(nn.Module):
         folder = pretrained.find_folder(source, revision)
         saved = pretrained.read_config(folder)
         with torch.device("meta"):  # no memory is taken until the file is known to hold weights of these sizes
-            pretrained.check_shapes(cls(saved.config, saved.num_items, saved.time_span), folder)
-        model = cls(saved.config, saved.num_items, saved.time_span)
+            made = cls(saved.config, saved.num_items, saved.time_span, age_from=saved.age_from)
+            pretrained.check_shapes(made, folder)
+        model = cls(saved.config, saved.num_items, saved.time_span, age_from=saved.age_from)
         pretrained.fill(model, folder, saved.sha256 if verify else None)
         return model

@@ -37,6 +37,8 @@ class TimeReadout(nn.Module):
         share: of the planes that turn; at least one does. More are more to learn about every item.
         learnable: learn the frequencies.
         check_values: read the moments to refuse bad ones.
+        until: turn until this moment, where it is later than the time span that a checkpoint brings along. An update
+            has learned what comes between; the coordinates stay those of the first training.
     """
 
     def __init__(
@@ -46,12 +48,13 @@ class TimeReadout(nn.Module):
         share: float = 0.25,
         learnable: bool = True,
         check_values: bool = True,
+        until: int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(width, int) or width < 2 or not 0 < share <= 1:
             raise ValueError(f"a readout needs a width of 2 at least and a share in (0, 1], got {width} and {share}")
         first, last = checks.check_span(time_span)
-        self.width, self.check_values = width, check_values
+        self.width, self.check_values, self.until = width, check_values, until
         # Shared, so that a rotation of one side has no coefficients of the other; not rotate_key=False, which would
         # form its frequencies anew at every call (TRoPE.is_linear).
         self.turn = TRoPE(
@@ -104,7 +107,7 @@ class TimeReadout(nn.Module):
         """What turns the planes. Coordinates are seconds from the middle of the training data."""
         turns = self.turn.turns()
         slopes_P = None if turns.slopes_q is None else turns.slopes_q[0]
-        # Held at the ends of the training data: nobody has learned what comes after, and a curve that turns on would
+        # Held at the ends of what was learned: nobody has learned what comes after, and a curve that turns on would
         # say what was popular a period ago.
         ends = self.get_buffer("earliest"), self.get_buffer("latest")
         return Curve(turns.freqs_q[0], slopes_P, turns.deltas_q, self.turn.get_buffer("t0"), *ends)
@@ -123,4 +126,5 @@ def _follow_span(module: nn.Module, _: object = None) -> None:
     span = int(module.turn.get_buffer("span"))
     module.turn.set_bank(span / FASTEST, span / SLOWEST)
     module.get_buffer("earliest").fill_(-(span // 2))
-    module.get_buffer("latest").fill_(span - span // 2)
+    until = 0 if module.until is None else module.until - int(module.turn.get_buffer("t0"))
+    module.get_buffer("latest").fill_(max(span - span // 2, until))

@@ -1,13 +1,14 @@
 """Learning without a run folder: a model that goes on with new events, and one that is trained again from the start.
 
 `update` is a fraction of a training. A pass of it is every window that ends in new events, and as many random windows
-of old ones, so that what was learned before is not lost. The optimiser begins anew, at the learning rate that
-validation ended with. The coordinates in which times are rotated stay as they were.
+of old ones, so that what was learned before is not lost. The optimiser begins anew, at the learning rate that the
+training began with: a new item's row moves by about the rate a step, and a quiet hour has few steps. The rate falls
+from pass to pass, as in a training. The coordinates in which times are rotated stay as they were; the readout turns on
+until the last new event.
 
 Before the network learns the new events they are what it has not seen, so the pulse's weights move towards them first,
 the further the more users chose something (`trope.train.pulse.move_pulse`). How far an updated network is to be trusted
-is measured that way. Its age is still counted from the training: a few steps do not make a network young, and the
-readout stands where the training ended.
+is measured that way. Its age is still counted from the training: a few steps do not make a network young.
 
 Shapes: N events, V items.
 """
@@ -68,13 +69,13 @@ def grow(
     The rows of known items are the same bytes; new rows are drawn as at the start of a training. Frequencies and their
     origin stay: the weights were learned with them. The pulse has no counts until `keep_counts` counts anew.
 
-    time_span: of the events that the copy will have learned. A model with a pulse keeps its own, from whose end its age
-    is counted.
+    time_span: of the events that the copy will have learned: its readout turns until the last. Its age still begins
+    where the model's does.
     """
     assert num_items >= model.num_items, "items are never taken away"
     device = model.items.weight.device
     torch.manual_seed(seed_for(seed, "new items", num_items))
-    grown = SequentialRecommender(model.config, num_items, time_span if model.pulse is None else model.time_span)
+    grown = SequentialRecommender(model.config, num_items, time_span, age_from=model.age_from)
     fresh = grown.state_dict()
     state = {name: fresh[name] if name in _COUNTED else value for name, value in model.state_dict().items()}
     rows = grown.items.weight.detach().clone()
@@ -98,7 +99,8 @@ def update(
     Args:
         data: on the model's device; its training events are all that is known, the new ones among them.
         fresh_N: [N] bool, which events are new.
-        factors: of a whole training, the learning rate of each epoch over that of the config; the last one is used.
+        factors: of a whole training, the learning rate of each epoch over that of the config. An update begins with
+            the first.
         steps: optimiser steps; `usual_steps` if None.
         tell: called after each step with the steps done and all steps.
     """
@@ -110,9 +112,11 @@ def update(
     if steps is None:
         steps = usual_steps(feed.steps, len(factors) * Feed(data, config, group).steps)
     passes = -(-steps // feed.steps)
-    grown = grow(model, data.num_items, data.time_span, seed)
-    fitted = _move_to_new(grown, data, config, fresh_N)
-    done = _learn(grown, data, config, feed, [factors[-1]] * passes, group, steps, tell)
+    known = grow(model, data.num_items, model.time_span, seed)  # it has learned nothing of the new events yet
+    fitted = _move_to_new(known, data, config, fresh_N)
+    grown = grow(known, data.num_items, data.time_span, seed)
+    falling = [factors[0] * (1 - number / passes) for number in range(passes)]
+    done = _learn(grown, data, config, feed, falling, group, steps, tell)
     if grown.pulse is not None:
         keep_counts(grown, data)
     return Updated(grown, Spent(done, time.monotonic() - started), fitted)

@@ -34,13 +34,16 @@ class Pulse(nn.Module):
     Args:
         num_items: V.
         turning: how many of the output's first dims turn with the moment (the readout's).
-        time_span: first and last time of the training events. A model's age begins at the last. Seasons that the span
-            does not repeat are not counted.
+        time_span: first and last time of the learned events. The readout stands still after the last. Seasons that
+            the span does not repeat are not counted.
+        age_from: when the model's age begins: the end of its training, which an update does not change. The end of
+            `time_span` if None.
     """
 
-    def __init__(self, num_items: int, turning: int, time_span: tuple[int, int]) -> None:
+    def __init__(self, num_items: int, turning: int, time_span: tuple[int, int], age_from: int | None = None) -> None:
         super().__init__()
         self.num_items, self.turning, self.time_span = num_items, turning, time_span
+        self.age_from = time_span[1] if age_from is None else age_from
         self.periods = known_periods(time_span[1] - time_span[0])
         self.knows_year = PERIODS.index(YEAR) in self.periods
         K = len(HALF_LIVES)
@@ -73,7 +76,7 @@ class Pulse(nn.Module):
 
     def age(self, t_now_B: Tensor) -> Tensor:
         """The model's age, float32 [B]: 0 while it is fresh, 1 after one unit, and no more later."""
-        return self._units(t_now_B).clamp(0, 1)
+        return self._units(t_now_B, self.age_from).clamp(0, 1)
 
     def horizon(self, seconds: int) -> float:
         """How far ahead is asked for: 0 for what is chosen now, 1 for a whole unit, and no more."""
@@ -106,7 +109,7 @@ class Pulse(nn.Module):
 
         What standing still is worth was measured for one unit; each further one halves it.
         """
-        units_B = self._units(t_now_B)
+        units_B = self._units(t_now_B, self.time_span[1])
         return torch.ones_like(units_B) if self.knows_year else torch.exp2(-(units_B - 1).clamp(min=0))
 
     def of_everybody(self, log_shares_CV: Tensor, moment: Tensor, horizon: float = 0.0) -> Tensor:
@@ -118,12 +121,12 @@ class Pulse(nn.Module):
         """The third part of the score, for the users' own items, [C]."""
         return own.features_CF @ self.get_buffer("own")
 
-    def _units(self, t_now_B: Tensor) -> Tensor:
-        """Time since the last training event, in units, float32 [B]; 0 where none is known."""
+    def _units(self, t_now_B: Tensor, since: int) -> Tensor:
+        """Time since a moment, in units, float32 [B]; 0 where no unit is known."""
         unit = int(self.get_buffer("age_unit"))
         if unit == 0:
             return torch.zeros_like(t_now_B, dtype=torch.float32)
-        return ((t_now_B - self.time_span[1]).double() / unit).float()
+        return ((t_now_B - since).double() / unit).float()
 
     def weights(self) -> dict[str, Any]:
         """All weights as plain numbers."""

@@ -120,7 +120,7 @@ class ExportedModel(Recommender):
             raise ValueError(f"{folder / TABLE_FILE} is of another model: its shape is {list(table_VE.shape)}")
         pulse = None
         if manifest.turning is not None:
-            pulse = Pulse(manifest.num_items, manifest.turning, manifest.time_span)
+            pulse = Pulse(manifest.num_items, manifest.turning, manifest.time_span, manifest.age_from)
             pulse.load_state_dict(_tensors(folder / PULSE_FILE))
         runs = {name: formats.load(folder / file, manifest.kind) for name, file in manifest.programs.items()}
         network = ExportedNetwork(runs, table_VE, manifest.config, manifest.time_span, pulse)

@@ -52,7 +52,7 @@ def fill(recommender: Recommender, kind: str, folder: Path, say: Callable[[str],
     }  # fmt: skip
     if pulse is not None:
         write_tensors(pulse.state_dict(), folder / PULSE_FILE)
-        about["pulse"] = {"file": PULSE_FILE, "turning": pulse.turning, "trained_until": pulse.time_span[1]}
+        about["pulse"] = {"file": PULSE_FILE, "turning": pulse.turning, "age_from": pulse.age_from}
     write_manifest(folder, kind, programs, about, {})
     say("comparing with the model")
     parity = compare(recommender, ExportedModel.load(folder))

@@ -49,6 +49,7 @@ class Manifest(NamedTuple):
     """What a manifest says, checked.
 
     programs: file of each program, by its name. turning: dims that the pulse scales as turning; None without a pulse.
+    age_from: when the model's age begins, for the pulse.
     content: all of the file.
     """
 
@@ -58,6 +59,7 @@ class Manifest(NamedTuple):
     config: Config
     programs: dict[str, str]
     turning: int | None
+    age_from: int
     content: dict[str, Any]
 
 
@@ -118,9 +120,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{path}: {error}") from None
     programs = {name: f"{name}{SUFFIXES[kind]}" for name in content["programs"]}
     turning = _turning(path, content)
+    age_from = (content.get("pulse") or {}).get("age_from", span[1])  # older folders have none
+    if type(age_from) is not int or not 0 <= age_from <= LATEST_TIME:
+        raise ValueError(f"{path} is damaged: pulse.age_from {age_from!r}; {_AGAIN}")
     needed = {TABLE_FILE, *programs.values(), *([] if turning is None else [PULSE_FILE])}
     _check_files(folder, content["files"], needed)
-    return Manifest(kind, items, (span[0], span[1]), config, programs, turning, content)
+    return Manifest(kind, items, (span[0], span[1]), config, programs, turning, age_from, content)
 
 
 def _turning(path: Path, content: dict[str, Any]) -> int | None:
