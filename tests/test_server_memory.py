@@ -34,16 +34,17 @@ def test_histories_that_grow_leave_no_rooms_behind() -> None:
     encoder = Encoder(model(), torch.device("cpu"))
     persons = [Person.in_room(np.array([1]), np.array([1_540_000_000])) for _ in range(4)]
     peak = 0
-    for _ in range(MAX_LEN - 1):
+    more = np.arange(1, 8)
+    for _ in range(1, MAX_LEN, len(more)):
         for place, person in enumerate(persons):
             encoder.forget(person)
-            persons[place] = person.joined(np.array([2]), person.times[-1:] + 60, position=1, most=HISTORY)
+            persons[place] = person.joined(more, person.times[-1:] + 60 * more, position=1, most=HISTORY)
             for _ in range(2):  # the second time, it is remembered
                 with torch.inference_mode():
                     encoder.vectors(Rows([Cut(persons[place], len(persons[place].items))], [0], [1_550_000_000]))
             memories = [memory for kept in encoder._memories.values() for memory in kept.values()]
             peak = max(peak, sum(memory.num_bytes for memory in memories))
-            assert encoder._bytes == peak, "nothing beyond what was in use at once"
+            assert encoder._bytes <= peak, "nothing beyond what was in use at once"
     assert len({person._room for person in persons}) == len(memories) == 4
 
 
