@@ -86,6 +86,22 @@ def test_histories_in_memory_keep_within_their_bytes(run: Path, tmp_path: Path) 
     store.close()
 
 
+def test_events_without_a_question_keep_within_the_bytes_too(run: Path, tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "events.sqlite")
+    served = Served.open(run, None, store, HISTORY, "cpu")
+    users = [f"u{place:02}" for place in range(1, 6)]
+    people = served.people
+    assert [person.is_known for person in people.get(users)] == [True] * 5
+    people.get([])
+    people.most_bytes = people._bytes
+    for turn in range(10):
+        store.append([[Event("u03", "item 1", NOW + 100 * turn + step) for step in range(100)]])
+        served.follow()
+        assert people._bytes == sum(person.num_bytes for person in people._cache.values()) <= people.most_bytes
+    assert served.people.get(["u03"])[0].times[-1] == NOW + 999, "who was let go of has the whole history again"
+    store.close()
+
+
 def test_pages_of_the_file_in_memory_are_few(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "events.sqlite")
     for connection in (store._writer, store._reader):

@@ -216,6 +216,8 @@ class People:
         joined = self._joined(person, [Past(event.position, event.item, event.time)])
         joined.counted, self._cache[event.user] = person.counted, joined
         self._count(joined)
+        if self._bytes > self.most_bytes:  # events may come for hours without a question
+            self._let_go()
         return person
 
     def _let_go(self) -> None:
