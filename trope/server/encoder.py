@@ -65,7 +65,8 @@ class Encoder:
         self._memories: OrderedDict[Person, dict[int, Memory]] = OrderedDict()  # by length
         self._seen: OrderedDict[Person, set[int]] = OrderedDict()  # lengths that were asked for once
         # Memories that are not used any more, by size: new ones take their room. Memories that come and go on the heap
-        # leave holes in it, and the process grows by a fifth within half an hour.
+        # leave holes in it, and the process grows by a fifth within half an hour. A new room is made only once those
+        # of other sizes have gone: rooms of histories that grew out of them would stay for good.
         self._rooms: dict[int, list[Memory]] = {}
         self._bytes = 0  # of memories and rooms
 
@@ -175,6 +176,9 @@ class Encoder:
         """Put a memory where another one was, if there is such a room."""
         rooms = self._rooms.get(memory.num_bytes)
         if rooms is None:
+            wanted = self._bytes - memory.num_bytes
+            while self._rooms and self._bytes > wanted:
+                self._drop_room()
             memory.move_apart()
             self._bytes += memory.num_bytes
             return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +17,14 @@ from trope.server.store import Past, Store, Stored
 
 Ints = npt.NDArray[np.int64]
 _STEP = 128
+HELD_BYTES = 512 << 20
+"""Of histories."""
+_OBJECTS = 1024
+"""Bytes of a person without a single event: the objects, and the id in the cache."""
 
 
 class Room:
-    """Columns of numbers with room for more behind them.
+    """Columns of numbers with room for an eighth more behind them, as in Python's lists.
 
     A server replaces arrays all day. New ones of every size would leave holes in the process's memory; rooms come in
     few sizes and are used again.
@@ -28,7 +33,12 @@ class Room:
     __slots__ = ("_array",)
 
     def __init__(self, columns: int, length: int) -> None:
-        self._array = np.empty((columns, -(-(length + 1) // _STEP) * _STEP), np.int64)
+        self._array = np.empty((columns, -(-(length + length // 8 + 1) // _STEP) * _STEP), np.int64)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the array."""
+        return self._array.nbytes
 
     def has(self, length: int) -> bool:
         """Whether so many numbers fit."""
@@ -61,9 +71,17 @@ class Person:
     _own: Ints | None = field(default=None, repr=False)
     _own_room: Room | None = field(default=None, repr=False)
     _last: int = field(init=False, repr=False)
+    counted: int = field(default=0, repr=False)  # bytes of it in the sum of `People`
 
     def __post_init__(self) -> None:
         self._last = int(self.times[-1]) if len(self.times) else 0
+
+    @property
+    def num_bytes(self) -> int:
+        """That this person holds."""
+        rooms = sum(room.num_bytes for room in (self._room, self._own_room) if room is not None)
+        new = sum(sys.getsizeof(item) + sys.getsizeof(time) for item, time in self.new.items())
+        return _OBJECTS + rooms + sys.getsizeof(self.new) + new
 
     def own(self, length: int) -> Ints:
         """The first `length` events by item, [3, C]: distinct items in order of id, how often each was chosen, and when
@@ -141,26 +159,39 @@ class People:
         catalogue: of the model.
         known: the dataset's users, where there is a dataset.
         most: events of a history; the last ones are kept.
-        cached: users in memory.
+        cached: users in memory; those of the last batch may come on top.
+        most_bytes: that their histories may take; those of the last batch may come on top.
+        on_let_go: called with a person who left memory; what is remembered of a history belongs to the object.
     """
 
     def __init__(
-        self, store: Store, catalogue: Catalogue, known: KnownUsers | None, most: int, cached: int = 20_000
+        self,
+        store: Store,
+        catalogue: Catalogue,
+        known: KnownUsers | None,
+        most: int,
+        cached: int = 20_000,
+        most_bytes: int = HELD_BYTES,
+        on_let_go: Callable[[Person], None] = lambda _: None,
     ) -> None:
         self.store, self.catalogue, self.known, self.most, self.cached = store, catalogue, known, most, cached
+        self.most_bytes, self.on_let_go = most_bytes, on_let_go
         self._cache: OrderedDict[str, Person] = OrderedDict()
+        self._bytes = 0  # of all persons in the cache
+        self._asked: Sequence[str] = ()  # of the last batch: `Person.own` has taken room since they were counted
 
     def get(self, users: Sequence[str]) -> list[Person]:
         """The histories of some users; an unknown user's is empty."""
+        self._let_go()
         missing = [user for user in dict.fromkeys(users) if user not in self._cache]
         if missing:
             for user, stored in zip(missing, self.store.histories(missing, self.most), strict=True):
                 self._cache[user] = self._load(user, stored)
+                self._count(self._cache[user])
         found = [self._cache[user] for user in users]
         for user in users:
             self._cache.move_to_end(user)
-        while len(self._cache) > self.cached:
-            self._cache.popitem(last=False)
+        self._asked = users
         return found
 
     def of(self, history: Sequence[tuple[ItemId, int]]) -> Person:
@@ -181,9 +212,30 @@ class People:
         if person is None or event.position <= person.position:
             return None
         if self.known is not None and event.time <= person.last and event.time <= self.known.last(event.user):
-            del self._cache[event.user]  # the dataset may hold it: `_load` compares them
-        else:
-            self._cache[event.user] = self._joined(person, [Past(event.position, event.item, event.time)])
+            return self._without(event.user)  # the dataset may hold it: `_load` compares them
+        joined = self._joined(person, [Past(event.position, event.item, event.time)])
+        joined.counted, self._cache[event.user] = person.counted, joined
+        self._count(joined)
+        if self._bytes > self.most_bytes:  # events may come for hours without a question
+            self._let_go()
+        return person
+
+    def _let_go(self) -> None:
+        """Keep within the limits. Not before the batch has been answered: the encoder meets its persons until then."""
+        for user in self._asked:
+            self._count(self._cache.get(user))
+        while len(self._cache) > self.cached or self._bytes > self.most_bytes:
+            self.on_let_go(self._without(next(iter(self._cache))))
+
+    def _count(self, person: Person | None) -> None:
+        """Bring the sum up to date with what a person holds now."""
+        if person is not None:
+            before, person.counted = person.counted, person.num_bytes
+            self._bytes += person.counted - before
+
+    def _without(self, user: str) -> Person:
+        person = self._cache.pop(user)
+        self._bytes -= person.counted
         return person
 
     def _load(self, user: str, stored: list[Past]) -> Person:

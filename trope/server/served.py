@@ -56,7 +56,7 @@ class Served:
         self.popularity = Popularity(model, None if self.known is None else self.known.data)
         self.new_items = NewItems()
         self.encoder = Encoder(model, self.recommender.device)
-        self.people = People(self.store, self.catalogue, self.known, self.history)
+        self.people = People(self.store, self.catalogue, self.known, self.history, on_let_go=self.encoder.forget)
         self.position = 0
 
     @classmethod
