@@ -5,6 +5,7 @@
 #   bash benchmarks/gpu.sh serve OUT            many moments of one user, answers a second
 #   bash benchmarks/gpu.sh speed OUT            steps a second of all models at the paper's shapes: the small ones
 #   bash benchmarks/gpu.sh speed-large OUT      the same: the shop, long histories, large catalogues
+#   bash benchmarks/gpu.sh speed-parts OUT      the rotary kernels, evaluation, and a step by kernel
 #   bash benchmarks/gpu.sh accuracy OUT DATA    the recommended model on a prepared dataset, one seed
 #   bash benchmarks/gpu.sh replay OUT DATA      the test window of DATA hour by hour, retrained every hour
 #
@@ -12,11 +13,13 @@
 # of one commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-part=${1:?tests, serve, speed, speed-large, accuracy or replay} out=${2:?a folder for what is measured}
+part=${1:?tests, serve, speed, speed-large, speed-parts, accuracy or replay} out=${2:?a folder for what is measured}
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 unset TRITON_INTERPRET # for tests on a CPU
+
+three=(--model hstu-time --model hstu-trope-attention --model hstu-trope)
 
 steps() { # name, arguments of trope bench train
   "$python" -m trope bench train --csv "$out/$1.csv" "${@:2}" 2>&1 | tee "$out/$1.log"
@@ -35,14 +38,22 @@ case $part in
     PYTHONPATH=. "$python" benchmarks/answers.py --device cuda --out "$out/answers-h200.json"
     ;;
   speed)
-    steps train-small --shape pixel1m --shape ml20m
-    steps train-transformer --shape pixel1m --model transformer --model transformer-trope --lengths full
+    steps train-small --shape pixel1m --shape ml20m --lengths full --model hstu --model hstu-time --model hstu-torope \
+      --model hstu-trope-attention --model hstu-trope --model transformer --model transformer-trope
+    steps train-own --shape pixel1m --shape ml20m --lengths own "${three[@]}"
     steps train-eager --shape pixel1m --shape ml20m --model hstu-trope --version eager --lengths full
     ;;
   speed-large)
-    steps train-shop --shape shop
+    steps train-shop --shape shop "${three[@]}"
     steps train-large --shape pixel200k --shape pixel8m --shape books --shape shop-long --model hstu-trope --lengths full
     steps train-largest --shape shop-100m --model hstu-trope --lengths full --steps 40
+    ;;
+  speed-parts)
+    PYTHONPATH=. "$python" benchmarks/profile_step.py pixel1m:hstu-trope pixel1m:transformer-trope shop:hstu-trope \
+      shop-long:hstu-trope > "$out/profile-h200.txt" 2> "$out/profile.log"
+    PYTHONPATH=. "$python" benchmarks/profile_step.py --timeline pixel1m:hstu-trope > "$out/timeline-h200.txt" 2>> "$out/profile.log"
+    "$python" -m trope bench kernels --csv "$out/kernels-h200.csv"
+    "$python" -m trope bench eval --csv "$out/eval-h200.csv"
     ;;
   accuracy)
     "$python" -m trope train "${3:?a prepared dataset}" --out "$out/run" --no-progress 2>&1 | tee "$out/train.log"
