@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from table_parts import ROOT, read
+from table_parts import ROOT, read, rows
 from tables_speed import steps
 
 
@@ -47,6 +47,12 @@ def largest(column: str, form: str) -> str:
     return format(float(steps("shop-100m", "hstu-trope")[column]), form)
 
 
+def evaluated(precision: str) -> str:
+    """Seconds of evaluating all users of pixel1m by the kernels."""
+    (row,) = [r for r in rows("eval-h200.csv") if (r["version"], r["precision"]) == ("kernel", precision)]
+    return f"{float(row['total_s']):.1f}"
+
+
 H200_VALUES: dict[str, Callable[[], str]] = {
     "answers-rate": lambda: f"{read('answers-h200.json')['answers_per_second']:,.0f}",
     "look-ms": lambda: looked("remember + look", 1, ".1f"),
@@ -58,6 +64,8 @@ H200_VALUES: dict[str, Callable[[], str]] = {
     "largest-rate": lambda: largest("it_per_s", ".1f"),
     "largest-gib": lambda: largest("peak_GiB", ".0f"),
     "largest-share": lambda: largest("fraction_of_roofline", ".0%").rstrip("%"),
+    "eval-bf16": lambda: evaluated("bf16"),
+    "eval-fp32": lambda: evaluated("fp32"),
     "step-time": lambda: f"{rate('hstu-time'):.0f}",
     "step-trope": lambda: f"{rate('hstu-trope'):.0f}",
     "step-ml20m": lambda: f"{rate('hstu-trope', 'ml20m'):.0f}",

@@ -14,7 +14,8 @@ WAYS = {
     "update": "update",
     "retrain": "retrain",
 }
-WHOLE, WHOLE_BEFORE = "replay-globo-h200.json", "replay-globo-h200-before.json"
+WHOLE = "replay-globo-h200.json"
+FROZEN = "replay-globo-h200-frozen.json"  # an update at the last rate, with a readout that stands still
 YOUNG = "replay-globo-quarter-before.json"  # an update that was taken for a young network
 
 
@@ -45,10 +46,9 @@ def lost(record: dict[str, Any]) -> float:
     return 100 * (record["ways"]["counts only"]["Recall@10"] - record["ways"]["update"]["Recall@10"])
 
 
-def others() -> str:
-    """What an update has of a retraining's recall without its worst tick, in percent."""
-    records = read(WHOLE)["records"]
-    return kept([record for record in records if record is not max(records, key=lost)])
+def against(name: str) -> str:
+    """What today's update has of another replay's retraining, in percent."""
+    return f"{100 * percent('update', read(WHOLE)['records']) / percent('retrain', read(name)['records']):.1f}"
 
 
 def tried(how: str) -> str:
@@ -65,12 +65,9 @@ REPLAY_VALUES: dict[str, Callable[[], str]] = {
     "replay-whole-kept": lambda: kept(read(WHOLE)["records"]),
     "replay-whole-share": lambda: share(WHOLE),
     "replay-whole-lost": lambda: f"{max(map(lost, read(WHOLE)['records'])):.0f}",
-    "replay-whole-others": others,
-    "replay-before-kept": lambda: kept(read(WHOLE_BEFORE)["records"]),
-    "held-before": lambda: tried("the day before: held, 100"),
-    "unheld-before": lambda: tried("the day before: part of the way"),
-    "held-day": lambda: tried("the day: held, 100"),
-    "unheld-day": lambda: tried("the day: part of the way"),
+    "replay-frozen-kept": lambda: kept(read(FROZEN)["records"]),
+    "replay-frozen-retrain": lambda: f"{percent('retrain', read(FROZEN)['records']):.2f}",
+    "replay-against-frozen": lambda: against(FROZEN),
     "update-rule": lambda: tried("the readout follows, the age goes on (chosen)"),
     "update-rule-before": lambda: tried("last rate, the readout stays at the end of the training, the age goes on"),
     "replay-lost": lambda: f"{max(map(lost, read(YOUNG)['records'])):.0f}",
