@@ -9,28 +9,15 @@ Shape letters: P tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trope.kernels.adamw import reference
+from trope.kernels.adamw.reference import Moved
 from trope.kernels.backend import Backend, resolve_backend
 
 __all__ = ["Moved", "factors_of", "move"]
-
-
-class Moved(NamedTuple):
-    """A tensor that moves, in any shape, contiguous; weight, moments and gradient are float32.
-
-    low: receives the new weights in its own dtype, or None.
-    """
-
-    weight: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    grad: Tensor
-    low: Tensor | None
 
 
 @torch.no_grad()

@@ -5,7 +5,22 @@ Shape letters: R rows, E width.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
+
+
+class Moved(NamedTuple):
+    """A tensor that moves, in any shape, contiguous; weight, moments and gradient are float32.
+
+    low: receives the new weights in its own dtype, or None.
+    """
+
+    weight: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    grad: Tensor
+    low: Tensor | None
 
 
 def adamw(

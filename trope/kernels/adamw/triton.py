@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trope.kernels.adamw import Moved
+from trope.kernels.adamw.reference import Moved
 
 BLOCK = 2048  # numbers of a program, 16 a thread; not tuned
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trope.kernels.attention import reference
 from trope.kernels.attention.gaps import Gaps
+from trope.kernels.attention.limits import AMPERE, HOPPER, shared_memory
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.sequence_bounds import SequenceBounds
 
@@ -28,9 +29,6 @@ __all__ = ["Gaps", "hstu_attention", "time_gaps"]
 # length, and short sequences do not pay for it. 256 MiB keeps both at batch 128 and 512 positions; the budget itself
 # was not tuned.
 CACHE_BYTES = 1 << 28
-# Shared memory of a program on Hopper, and on an A100. The kernels were compiled for both and for GPUs with 99 KiB
-# (RTX 30 and 40, L4, L40S), by Triton 3.7, and `widest_head` says which of them fit.
-HOPPER, AMPERE = 232_448, 166_912
 MOST_SEQUENCES = 65_535  # the third axis of a launch has no more programs
 
 logger = logging.getLogger("trope")
@@ -126,13 +124,3 @@ def _is_too_wide(head_dim: int, dtype: torch.dtype, device: torch.device, learns
                        "PyTorch computes them, slower and in memory that grows with the square of the length", head_dim,
                        dtype, " with a gradient" if learns else "", most // dtype.itemsize)  # fmt: skip
     return is_too_wide
-
-
-def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have; in Triton's interpreter as on Hopper."""
-    if device.type != "cuda":
-        return HOPPER
-    from triton.runtime import driver
-
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])

@@ -21,8 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trope.kernels.attention import bias_gradient, kept, shared_memory
+from trope.kernels.attention import bias_gradient, kept
 from trope.kernels.attention.arguments import Bias, heads_of, row_stride, strides, tile
+from trope.kernels.attention.limits import shared_memory
 from trope.kernels.attention.short import is_short, short_kernel
 from trope.kernels.attention.tiles import (
     BiasInputs,

@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trope.kernels.attention import HOPPER
 from trope.kernels.attention.arguments import bounds_pointers, programs_of, strides, tile
+from trope.kernels.attention.limits import HOPPER
 from trope.kernels.attention.tiles import dot, load_tile, store_tile, unit_of, with_one, zeros
 from trope.kernels.sequence_bounds import SequenceBounds
 
