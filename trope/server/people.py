@@ -72,6 +72,7 @@ class Person:
     _own_room: Room | None = field(default=None, repr=False)
     _last: int = field(init=False, repr=False)
     counted: int = field(default=0, repr=False)  # bytes of it in the sum of `People`
+    has_grown: bool = field(default=False, repr=False)  # `own` has taken room since
 
     def __post_init__(self) -> None:
         self._last = int(self.times[-1]) if len(self.times) else 0
@@ -97,7 +98,7 @@ class Person:
             self._own = np.stack(columns)
             return self._own
         if self._own_room is None or not self._own_room.has(len(items)):
-            self._own_room = Room(3, len(items))
+            self._own_room, self.has_grown = Room(3, len(items)), True
         self._own = self._own_room.put(*columns)
         return self._own
 
@@ -178,7 +179,7 @@ class People:
         self.most_bytes, self.on_let_go = most_bytes, on_let_go
         self._cache: OrderedDict[str, Person] = OrderedDict()
         self._bytes = 0  # of all persons in the cache
-        self._asked: Sequence[str] = ()  # of the last batch: `Person.own` has taken room since they were counted
+        self._asked: Sequence[str] = ()  # of the last batch: `Person.own` may have taken room since they were counted
 
     def get(self, users: Sequence[str]) -> list[Person]:
         """The histories of some users; an unknown user's is empty."""
@@ -223,15 +224,16 @@ class People:
     def _let_go(self) -> None:
         """Keep within the limits. Not before the batch has been answered: the encoder meets its persons until then."""
         for user in self._asked:
-            self._count(self._cache.get(user))
+            person = self._cache.get(user)
+            if person is not None and person.has_grown:
+                self._count(person)
         while len(self._cache) > self.cached or self._bytes > self.most_bytes:
             self.on_let_go(self._without(next(iter(self._cache))))
 
-    def _count(self, person: Person | None) -> None:
+    def _count(self, person: Person) -> None:
         """Bring the sum up to date with what a person holds now."""
-        if person is not None:
-            before, person.counted = person.counted, person.num_bytes
-            self._bytes += person.counted - before
+        before, person.counted, person.has_grown = person.counted, person.num_bytes, False
+        self._bytes += person.counted - before
 
     def _without(self, user: str) -> Person:
         person = self._cache.pop(user)
