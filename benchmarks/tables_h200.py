@@ -53,6 +53,28 @@ def evaluated(precision: str) -> str:
     return f"{float(row['total_s']):.1f}"
 
 
+def kernel_ms(what: str, *kernels: str) -> float:
+    """Milliseconds of some kernels, or of all, in a step of results/profile-h200.txt."""
+    part = text("profile-h200.txt").split(f"== {what}: ")[1].split("== ")[0]
+    if not kernels:
+        return float(part.split(" ms")[0])
+    lines = [line.split(maxsplit=3) for line in part.splitlines()[1:]]
+    return sum(float(us) for us, _, _, name in lines if name.strip() in kernels) / 1e3
+
+
+def timeline_us(kernel: str) -> float:
+    """The longest launch of a kernel in results/timeline-h200.txt."""
+    return max(float(line.split()[1]) for line in text("timeline-h200.txt").splitlines() if line.endswith(kernel))
+
+
+def soak(pattern: str) -> str:
+    """What follows the line of the soak in results/serve_soak.txt."""
+    found = re.search(rf"(?m)^soak: .*?{pattern}", text("serve_soak.txt"))
+    assert found is not None
+    return found[1]
+
+
+BIAS = ("_by_bucket_kernel", "_by_distance_kernel", "_sheet_kernel", "_runs_kernel", "_bucket_kernel")
 H200_VALUES: dict[str, Callable[[], str]] = {
     "answers-rate": lambda: f"{read('answers-h200.json')['answers_per_second']:,.0f}",
     "look-ms": lambda: looked("remember + look", 1, ".1f"),
@@ -64,6 +86,18 @@ H200_VALUES: dict[str, Callable[[], str]] = {
     "largest-rate": lambda: largest("it_per_s", ".1f"),
     "largest-gib": lambda: largest("peak_GiB", ".0f"),
     "largest-share": lambda: largest("fraction_of_roofline", ".0%").rstrip("%"),
+    "table-alone": lambda: f"{kernel_ms('pixel1m:hstu-trope', '_table_kernel'):.2f}",
+    "table-beside": lambda: f"{timeline_us('_table_kernel') / 1e3:.2f}",
+    "loss-alone": lambda: f"{kernel_ms('pixel1m:hstu-trope', '_softmax_kernel'):.2f}",
+    "shop-step": lambda: f"{kernel_ms('shop:hstu-trope'):.1f}",
+    "shop-table": lambda: f"{kernel_ms('shop:hstu-trope', '_table_kernel'):.1f}",
+    "shop-backward": lambda: f"{kernel_ms('shop:hstu-trope', '_key_kernel', '_query_and_sum_kernel', *BIAS):.1f}",
+    "long-step": lambda: f"{kernel_ms('shop-long:hstu-trope'):.0f}",
+    "long-key": lambda: f"{kernel_ms('shop-long:hstu-trope', '_key_kernel'):.1f}",
+    "long-query": lambda: f"{kernel_ms('shop-long:hstu-trope', '_query_and_sum_kernel'):.1f}",
+    "long-bias": lambda: f"{kernel_ms('shop-long:hstu-trope', *BIAS):.1f}",
+    "soak-requests": lambda: soak(r"minutes, ([\d,]+) requests"),
+    "soak-growth": lambda: soak(r"\(\+([\d.]+) %\)"),
     "eval-bf16": lambda: evaluated("bf16"),
     "eval-fp32": lambda: evaluated("fp32"),
     "step-time": lambda: f"{rate('hstu-time'):.0f}",

@@ -74,9 +74,10 @@ def assert_as_good_as_reference(problem: Problem, **options) -> None:
         want = ref if problem.kind == "paper" else want
         assert torch.allclose(got, want, rtol=torch.finfo(problem.dtype).eps, atol=4e-6), name
     for want, ref, got in zip(exact[4:], reference[4:], kernel[4:], strict=True):
-        want = ref if problem.kind == "paper" else want
-        # The reference in float32 may have no error at all here; a GPU's kernel was off by 2.2e-6.
-        assert (got - want).norm() <= 3 * (ref - want).norm() + 4e-6 * want.norm()
+        slack = 2e-6
+        if problem.kind == "paper":  # two sums in float32 in different orders: a rounding for each token and head
+            want, slack = ref, len(problem.pre) * problem.heads * torch.finfo(torch.float32).eps
+        assert (got - want).norm() <= 3 * (ref - want).norm() + slack * want.norm()
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])

@@ -71,8 +71,9 @@ class SequentialRecommender(nn.Module):
         self.readout: TimeReadout | None = None
         if config.readout_share:
             self.readout = TimeReadout(
-                model.width, time_span, config.readout_share, config.rotary.learnable, False, until=time_span[1]
-            )
+                model.width, time_span, config.readout_share, config.rotary.learnable, check_values=False,
+                until=time_span[1],
+            )  # fmt: skip
 
         self.pulse: Pulse | None = None
         if model.pulse:

@@ -43,16 +43,15 @@ class DivergenceGuard:
         """Look at a step's loss and gradients; returns the gradient's norm. known: see `stacked`."""
         return watch(loss, self.stacked(known or {}), self._watched)
 
-    def look(self, loss: Tensor, norms_P: Tensor, parameter: nn.Parameter, *squares: Tensor | None) -> Tensor:
-        """The same from `stacked` norms.
+    def with_squares(
+        self, loss: Tensor, norms_P: Tensor, parameter: nn.Parameter, squares: Tensor, more: Tensor | None
+    ) -> Tensor:
+        """The same from `stacked` norms, but for one parameter's.
 
-        squares: the squared norm of the parameter's gradient in parts whose sum nobody has formed, in two tensors or in
-            one and None.
+        squares, more: the squared norm of its gradient in parts whose sum nobody has formed; `more` may be None.
         """
         place = next(place for place, (_, p) in enumerate(self._named) if p is parameter)
-        first, second = squares
-        assert first is not None
-        return watch(loss, norms_P, self._watched, Squares(place, first, second))
+        return watch(loss, norms_P, self._watched, Squares(place, squares, more))
 
     def check(self, kept: str) -> None:
         """Raise if any step so far met a number that is not finite.

@@ -274,7 +274,7 @@ class FusedStep:
         for beside in (self.soon, self.small, self.aside):
             beside.join()
         del read_until_joined
-        return self.guard.look(loss, norms_P, self.table.weight, squares, others_sq)
+        return self.guard.with_squares(loss, norms_P, self.table.weight, squares, others_sq)
 
     def _move(self, scores: ScoreEntries, inputs: InputEntries, factors: Tensor, part: Part) -> Tensor:
         """AdamW for a part of the table's rows; returns the squared norm of their gradient in parts."""
