@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from trope.kernels.attention import backward, bias_gradient, hstu_attention, kept, op, runs, time_gaps
+from trope.kernels.attention import backward, bias_gradient, hstu_attention, kept, narrow, op, runs, time_gaps
 from trope.kernels.backend import Backend
 from trope.kernels.sequence_bounds import SequenceBounds
 
@@ -51,20 +51,14 @@ def launched(module: Any, kernel: str, **options: Any) -> list[tuple[Any, str, A
 
 
 # Name, and what is set: module, name, value. The first is what the others are compared with; it has every change off.
-APART_QUERY, ALL_RUNS = (kept, "WIDEST", 0), (runs, "FEW", 0)
-SMALL_CACHE, SMALL_SLICES = (op, "KEPT_SHARE", NEVER), (bias_gradient, "STRIP_SHARE", NEVER)
+TRITON = [(narrow, "HEAD_DIM", 0)]
 WAYS: list[tuple[str, list[tuple[Any, str, Any]]]] = [
-    ("old", [APART_QUERY, ALL_RUNS, SMALL_CACHE, SMALL_SLICES]),
+    ("triton", TRITON),
     ("new", []),
-    ("new, dq and sum apart", [APART_QUERY]),
-    ("new, runs in every tile", [ALL_RUNS]),
-    ("new, slices of 256 MiB", [SMALL_SLICES]),
-    ("new, few is 2", [(runs, "FEW", 2)]),
-    ("new, few is 8", [(runs, "FEW", 8)]),
-    ("new, joint 32 keys 4 warps 3 stages", joint(32, 4, 3)),
-    ("new, joint 32 keys 8 warps 3 stages", joint(32, 8, 3)),
-    ("new, key 2 stages", launched(backward, "_key_kernel", num_stages=2)),
-    ("new, by_bucket 4 warps", launched(bias_gradient, "_by_bucket_kernel", num_warps=4)),
+    ("triton, dq and sum apart", [*TRITON, (kept, "WIDEST", 0)]),
+    ("triton, runs in every tile", [*TRITON, (runs, "FEW", 0)]),
+    ("triton, slices of 256 MiB", [*TRITON, (bias_gradient, "STRIP_SHARE", NEVER)]),
+    ("triton, key 2 stages", [*TRITON, *launched(backward, "_key_kernel", num_stages=2)]),
 ]
 
 
@@ -117,7 +111,8 @@ def device_times(block: Block) -> dict[str, tuple[float, int]]:
         torch.cuda.synchronize()
     found: dict[str, list[tuple[int, int]]] = {}
     for event in profiled.profiler.kineto_results.events():
-        if str(event.device_type()).endswith("CUDA") and event.name().endswith("_kernel"):
+        ours = event.name().endswith("_kernel") or event.name().startswith("narrow_")
+        if str(event.device_type()).endswith("CUDA") and ours:
             found.setdefault(event.name(), []).append((event.start_ns(), event.duration_ns()))
     times = {}
     for name, launches in found.items():
@@ -157,7 +152,7 @@ def main() -> None:
             if time.monotonic() - began > arguments.seconds:
                 print(f"no time for: {way}")
                 break
-            if way not in ("old", "new") and shape[2] * shape[3] > 256:
+            if way not in ("triton", "new") and shape[2] * shape[3] > 256:
                 continue
             with having(settings):
                 try:

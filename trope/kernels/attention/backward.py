@@ -137,6 +137,11 @@ def _key_kernel(
         store_tile(p_dv + (i_h + i) * s_dq_h, b_dv[i] * scale, start + o_n, m_n, s_dq_t, D, BLOCK_D)
 
 
+def kept_bytes(q: Tensor, bounds: SequenceBounds) -> int:
+    """Bytes of the gradient of the scores."""
+    return len(bounds.lengths_B) * q.shape[1] * row_stride(bounds.max_len) ** 2 * q.element_size()
+
+
 def backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias, most_bytes: int
 ) -> tuple[Tensor | None, ...]:
@@ -171,7 +176,7 @@ def backward(
 
         bias_gradient.sum_strips(fill_short, H, q.dtype, bounds, n, bias, *sums)
         return dq, dk, dv, *sums
-    keep = B * H * S * S * q.element_size() <= most_bytes
+    keep = kept_bytes(q, bounds) <= most_bytes
     ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
     together = heads_of(q, 0 if keep else SHARED_WIDTH)
     groups = H // together["HEADS"]

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trope.kernels.attention import narrow
 from trope.kernels.attention.arguments import Bias, at_least
-from trope.kernels.attention.backward import backward
+from trope.kernels.attention.backward import backward, kept_bytes
 from trope.kernels.attention.triton import forward, with_sheet
 
 # What lives only while one block is computed may take this many times the budget of what is kept for all blocks: the
@@ -41,10 +42,18 @@ class FusedAttention(torch.autograd.Function):
     ) -> Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         passing_bytes = _passing_bytes(most_bytes, q.device)
-        bias = with_sheet(Bias(position, time, gaps), bounds, q, passing_bytes)
+        bias = Bias(position, time, gaps)
+        # These keep the gradient of the scores, and need no runs of buckets.
+        fits = not learns or kept_bytes(q, bounds) <= passing_bytes
+        is_narrow = fits and narrow.is_narrow(q, k, v, bounds, bias)
+        make_sheet = narrow.with_sheet if is_narrow else with_sheet
+        bias = make_sheet(bias, bounds, q, passing_bytes)
         is_kept = bias.sheet is not None and bias.sheet.nbytes <= at_least(most_bytes, KEPT_SHARE, q.device)
         ctx.save_for_backward(q, k, v, position, time, bias.sheet if is_kept else None)
         ctx.bounds, ctx.n, ctx.gaps, ctx.passing_bytes = bounds, n, gaps, passing_bytes
+        ctx.is_narrow = is_narrow and bias.sheet is not None
+        if ctx.is_narrow:
+            return narrow.forward(q, k, v, bounds, n, bias)
         return forward(q, k, v, bounds, n, bias, learns)
 
     @staticmethod
@@ -54,8 +63,13 @@ class FusedAttention(torch.autograd.Function):
         dy = dy if dy.stride(-1) == 1 else dy.contiguous()
         bias = Bias(position, time, ctx.gaps, sheet)
         if sheet is None:
-            bias = with_sheet(bias, ctx.bounds, q, ctx.passing_bytes)
-        dq, dk, dv, d_position, d_time = backward(dy, q, k, v, ctx.bounds, ctx.n, bias, ctx.passing_bytes)
+            make_sheet = narrow.with_sheet if ctx.is_narrow else with_sheet
+            bias = make_sheet(bias, ctx.bounds, q, ctx.passing_bytes)
+        if ctx.is_narrow:
+            found = narrow.backward(dy, q, k, v, ctx.bounds, ctx.n, bias)
+        else:
+            found = backward(dy, q, k, v, ctx.bounds, ctx.n, bias, ctx.passing_bytes)
+        dq, dk, dv, d_position, d_time = found
         return dq, dk, dv, None, None, d_position, d_time, None, None, None
 
 

@@ -1,0 +1,164 @@
+"""Steps a second of `trope bench train` with other settings of the step's modules: one process, in turns.
+
+PYTHONPATH=. python3 benchmarks/step_variants.py --shape shop --model hstu-trope --variant default --variant own-32
+PYTHONPATH=. python3 benchmarks/step_variants.py --list
+
+Without --variant all variants of the shape are measured. A variant that fails says why, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from trope.bench.shapes import SHAPES, Shape, find_shape, generate
+from trope.bench.tools import step_seconds
+from trope.bench.train import Bench, warm_up
+from trope.data.sequences import Sequences
+from trope.environment import describe
+from trope.kernels.table import triton as table
+from trope.train import fused
+
+MODULES: dict[str, ModuleType] = {"fused": fused, "table": table}
+GREEN = "green"  # no constant: multiprocessors of a green context, in which the ordinary update runs
+Variant = dict[str, Any]  # "module.CONSTANT" to value
+
+
+def own(multiprocessors: int, **others: Any) -> Variant:
+    """The table's update with multiprocessors of its own, whatever the batch's size."""
+    both = {f"fused.{size}_MULTIPROCESSORS": multiprocessors for size in ("SMALL", "LARGE")}
+    return both | {f"table.{name}": value for name, value in others.items()}
+
+
+FILLING = {"PINNED": False, "FILLING_WARPS": 16, "FILLING_REGISTERS": 128}
+VARIANTS: dict[str, dict[str, Variant]] = {
+    "shop": {
+        "default": {},
+        "sort": {"fused.LARGE_SORTS": True},
+        "beside": {"fused.BESIDE": 1 << 17},
+        **{f"own-{n}": own(n) for n in (16, 24, 32, 48, 64)},
+        "own-32-sort": own(32) | {"fused.LARGE_SORTS": True},
+        "own-32-no-state-ahead": own(32, AHEAD_WIDTH=0),
+        "own-32-equal-priority": own(32) | {"fused.OWN_PRIORITY": -1},
+        # Every multiprocessor: the update before the backward pass, in the kernel that reads ahead.
+        "own-132": own(132),
+        "filling-32": own(32, **FILLING),
+        "filling-32-warps": own(32, PINNED=False),
+        "green-32": {"fused.BESIDE": 1 << 17, GREEN: 32},
+    },
+    "pixel1m": {
+        "default": {},
+        "small": {"fused.SMALL_PRIORITY": -1},
+        **{f"own-{n}": own(n) for n in (48, 64, 80, 100)},
+        **{f"own-{n}-small": own(n) | {"fused.SMALL_PRIORITY": -1} for n in (48, 64, 80, 100)},
+        "own-132-low": own(132) | {"fused.OWN_PRIORITY": 0, "fused.SMALL_PRIORITY": -1},
+        "green-64": {"fused.SMALL_PRIORITY": -1, GREEN: 64},
+    },
+}
+VARIANTS["tiny"] = {name: VARIANTS["shop"][name] for name in ("default", "sort", "own-32", "filling-32")}
+
+
+@contextmanager
+def settings(variant: Variant) -> Iterator[None]:
+    """The modules' constants as a variant has them."""
+    before = []
+    for name, value in variant.items():
+        if name != GREEN:
+            module, constant = MODULES[name.split(".")[0]], name.split(".")[1]
+            before.append((module, constant, getattr(module, constant)))
+            setattr(module, constant, value)
+    try:
+        yield
+    finally:
+        for module, constant, value in before:
+            setattr(module, constant, value)
+
+
+class Measured:
+    """A variant's parts; after `measure` the seconds of its steps, sorted, and the last loss."""
+
+    def __init__(self, shape: Shape, model: str, data: Sequences, variant: Variant) -> None:
+        self.variant = variant
+        self.bench = Bench(shape, model, data, data.device)
+        with settings(variant):
+            self.step = self.bench.make_fused()
+            if GREEN in variant:
+                from torch.cuda.green_contexts import GreenContext
+
+                self.context = GreenContext.create(num_sms=variant[GREEN])
+                self.step.aside.stream = self.context.Stream()
+            for _ in range(warm_up(self.bench, "fused", "full")):
+                self()
+        if data.device.type == "cuda" and not self.step.is_captured:
+            raise RuntimeError("the step was not captured")
+
+    def __call__(self) -> torch.Tensor:
+        return self.step(*self.bench.place()).loss
+
+    def measure(self, steps: int) -> None:
+        with settings(self.variant):
+            self.seconds = step_seconds(self, self.bench.device, steps)
+            self.loss = float(self())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="shop", choices=sorted(set(VARIANTS) & set(SHAPES)))
+    parser.add_argument("--model", default="hstu-trope")
+    parser.add_argument("--variant", action="append", help="several times; all of the shape without it")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="of a turn; 60, or 400 of a small shape")
+    parser.add_argument("--list", action="store_true", help="the variants and their settings")
+    args = parser.parse_args()
+    variants = VARIANTS[args.shape]
+    if args.list:
+        for shape, named in VARIANTS.items():
+            print(*(f"{shape} {name}: {variant}" for name, variant in named.items()), sep="\n")
+        return
+    names = args.variant or list(variants)
+    if unknown := set(names) - set(variants):
+        parser.error(f"unknown variant {', '.join(sorted(unknown))}; choose from {', '.join(variants)}")
+    run(find_shape(args.shape), args.model, {name: variants[name] for name in names}, args.turns, args.steps)
+
+
+def run(shape: Shape, model: str, variants: dict[str, Variant], turns: int, steps: int | None) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("high")
+    steps = steps or (60 if shape.items > 10**6 else 400)
+    environment = describe()
+    print(f"# {shape.name} {model}, full histories, {steps} steps a turn; {environment}", flush=True)
+    data = generate(shape, 8 * shape.batch, True, device)
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(turns):
+        for name, variant in variants.items():
+            began = time.perf_counter()
+            try:
+                measured = Measured(shape, model, data, variant)
+                measured.measure(steps)
+            except Exception as error:  # an experiment that this machine cannot do says so, and the others go on
+                print(f"{name}: failed: {type(error).__name__}: {error}", flush=True)
+                continue
+            seconds[name].extend(measured.seconds)
+            took = f"loss {measured.loss:.4f}, {time.perf_counter() - began:.1f} s in all"
+            print(f"turn {turn} {name}: {_speed(measured.seconds)}, {took}", flush=True)
+            del measured
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    for name, times in seconds.items():
+        if times:
+            print(f"{name}: {model} {_speed(times)}")
+
+
+def _speed(seconds: list[float]) -> str:
+    return f"{1 / statistics.fmean(seconds):.1f} it/s p50 {1e3 * statistics.median(seconds):.3f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""A CPU plays the GPU: g++ compiles a kernel in CUDA C++ with emulate.h, and a test launches it on CPU tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from torch import Tensor
+
+from trope.kernels.nvrtc import packed
+
+HERE = Path(__file__).resolve().parent
+KERNELS = HERE.parents[1] / "trope" / "kernels"
+HAS_COMPILER = shutil.which("g++") is not None
+
+# -fno-strict-aliasing: kernels read one piece of shared memory as several types, which CUDA allows.
+OPTIONS = "-O2 -std=c++17 -shared -fPIC -fno-strict-aliasing -U_FORTIFY_SOURCE -Wno-unknown-pragmas -DTROPE_EMULATE"
+# A kernel with one argument: `__global__ ... name(const Arguments a) {`.
+KERNEL = re.compile(r"__global__[^;{}]*?\b(\w+)\s*\(\s*(?:\w+\s+)+\w+\s*\)\s*\{")
+WRAPPER = """
+extern "C" const char* run_{name}(const void* arguments, size_t bytes, const int* grid, int threads, int shared) {{
+  return emulate::run({name}, arguments, bytes, grid, threads, shared);
+}}
+"""
+
+
+class Module:
+    """A compiled .cu file."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def launch(
+        self,
+        name: str,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        arguments: list[Tensor | int | float],
+    ) -> None:
+        """Run a kernel to its end. A RuntimeError says where threads wait for each other in vain, and the like."""
+        for x in arguments:
+            if isinstance(x, Tensor) and x.is_cuda:
+                raise ValueError(f"the emulator takes CPU tensors, got one on {x.device}")
+        run = self.library[f"run_{name}"]
+        run.restype = ctypes.c_char_p
+        data = packed(arguments)
+        error = run(data, ctypes.c_size_t(len(data)), (ctypes.c_int * 3)(*grid), threads, shared_bytes)
+        if error:
+            raise RuntimeError(f"{name}: {error.decode()}")
+
+
+def compiled(source: Path, defines: dict[str, int | str]) -> Module:
+    """Compile all kernels of a .cu file, once for each set of defines."""
+    return _compiled(source.resolve(), tuple(sorted(defines.items())))
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="trope-emulator-")  # removed when Python ends
+
+
+@functools.cache
+def _compiled(source: Path, defines: tuple[tuple[str, int | str], ...]) -> Module:
+    folder = Path(tempfile.mkdtemp(dir=_folder().name))
+    names = dict.fromkeys(KERNEL.findall(source.read_text()))
+    unit, library = folder / "unit.cpp", folder / "unit.so"
+    unit.write_text(f'#include "{source}"\n' + "".join(WRAPPER.format(name=name) for name in names))
+    command = ["g++", *OPTIONS.split(), *(f"-D{name}={value}" for name, value in defines)]
+    command += [f"-I{HERE}", f"-I{KERNELS}", str(unit), "-o", str(library)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"g++ cannot compile {source}\n{result.stderr}")
+    return Module(ctypes.CDLL(str(library)))

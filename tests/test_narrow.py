@@ -1,0 +1,127 @@
+"""The attention kernels in CUDA C++ against the reference: a CPU plays the GPU (tests/emulator)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.emulator import HAS_COMPILER, compiled
+from trope.kernels.attention import narrow, reference
+from trope.kernels.attention.arguments import Bias, row_stride
+from trope.kernels.attention.gaps import Gaps
+from trope.kernels.sequence_bounds import SequenceBounds
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="a CPU plays the GPU in C++, which needs g++")
+
+LAST = 128
+HIDDEN = -16384.0
+
+
+def emulate(name: str, defines: narrow.Defines, grid: Any, tile: narrow.Tile, arguments: Any) -> None:
+    compiled(narrow.SOURCE, dict(defines)).launch(name, grid, tile.threads, tile.shared, list(arguments))
+
+
+def sheet_of(total_BLL: Tensor, lengths: list[int]) -> Tensor:
+    """Half of the bias as the kernels keep it: tiles up to the diagonal, everything else not written (NaN)."""
+    B, L, _ = total_BLL.shape
+    S = row_stride(L)
+    sheet = torch.full((B, S, S), float("nan"))
+    for b, length in enumerate(lengths):
+        rows = -(-length // 64) * 64
+        sheet[b, :rows, :rows] = HIDDEN
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        sheet[b, :length, :length] = total_BLL[b, :length, :length].masked_fill(~causal, HIDDEN)
+        for m in range(0, rows, 64):
+            sheet[b, m : m + 64, m + 64 :] = float("nan")
+    return (0.5 * sheet).bfloat16()
+
+
+class Case:
+    """Random inputs of one attention, and its reference in float32 of the same bf16 numbers."""
+
+    def __init__(self, lengths: list[int], H: int, has_position: bool, has_time: bool, sorted_times: bool = True):
+        generator = torch.Generator().manual_seed(len(lengths) * 1000 + H)
+        B, L, T = len(lengths), max(lengths) + 3, sum(lengths)
+        self.bounds = SequenceBounds.jagged(torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]), L)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        self.joint = random(T, 3, H, 32).bfloat16()
+        self.dy, self.n = random(T, H, 32).bfloat16(), L
+        self.position = random(2 * (L + 2) - 1).bfloat16().float() if has_position else None
+        self.time = random(LAST + 1).bfloat16().float() if has_time else None
+        self.gaps, buckets = None, None
+        if has_time:
+            steps = (torch.rand(T + 1, generator=generator) * 14).exp().long()
+            times = 1_500_000_000 + (steps.cumsum(0) if sorted_times else steps)
+            places, exists = self.bounds.places()
+            buckets = reference.time_buckets(times[1:][places], times[:-1][places], LAST)
+            kept = torch.full((B, L, row_stride(L)), 255, dtype=torch.uint8)  # what is beyond a sequence is not written
+            kept[:, :, :L] = torch.where(exists[:, :, None], buckets, 255).to(torch.uint8)
+            self.gaps = Gaps(times[:-1], times[1:], LAST, kept)
+        self.buckets = buckets
+        total = reference.bias(L, None if self.position is None else self.position.bfloat16().float(), self.time, buckets)
+        assert total is not None
+        # The sheet is rounded to bf16; the reference gets the same rounded numbers.
+        self.rounding = total.bfloat16().float() - total
+        sheet = sheet_of(total.expand(B, L, L), lengths) if has_time else sheet_of(total[None], [L])
+        self.bias = Bias(self.position, self.time, self.gaps, sheet)
+
+    def expected(self) -> list[Tensor | None]:
+        joint = self.joint.float().requires_grad_()
+        weights = [None if w is None else w.clone().requires_grad_() for w in (self.position, self.time)]
+        q, k, v = joint.unbind(1)
+        places, exists = self.bounds.places()
+        L = self.bounds.max_len
+        total = reference.bias(L, *weights, self.buckets)
+        scores = q[places].transpose(1, 2) @ k[places].permute(0, 2, 3, 1)
+        added = (total + self.rounding).expand(len(places), L, L)[:, None]
+        causal = torch.ones(L, L, dtype=torch.bool).tril()
+        attention = (torch.nn.functional.silu(scores + added) / self.n).masked_fill(~causal, 0.0)
+        y = (attention @ v[places].transpose(1, 2)).transpose(1, 2)[exists]
+        learned = [joint, *(w for w in weights if w is not None)]
+        d_joint, *d_weights = torch.autograd.grad(y, learned, self.dy.float())
+        found = iter(d_weights)
+        return [y.detach(), *d_joint.unbind(1), *(None if w is None else next(found) for w in weights)]
+
+    def found(self) -> list[Tensor | None]:
+        q, k, v = self.joint.unbind(1)
+        written = narrow.with_sheet(self.bias._replace(sheet=None), self.bounds, q, 1 << 30, emulate).sheet
+        assert written is not None and self.bias.sheet is not None
+        is_defined = ~self.bias.sheet.isnan()
+        assert torch.equal(written[is_defined], self.bias.sheet[is_defined])
+        y = narrow.forward(q, k, v, self.bounds, self.n, self.bias, emulate)
+        return [y, *narrow.backward(self.dy, q, k, v, self.bounds, self.n, self.bias, emulate)]
+
+
+def check(case: Case) -> None:
+    names = ["y", "dq", "dk", "dv", "d position", "d time"]
+    for name, x, expected in zip(names, case.found(), case.expected(), strict=True):
+        assert (x is None) == (expected is None), name
+        if x is not None and expected is not None:
+            # bf16 rounds probabilities and gradients of scores to 2^-9 of their own; their sums are off by less.
+            off = (x.float() - expected).norm() / expected.norm()
+            assert off < 4e-3, f"{name} is off by {off:.1e}"
+
+
+@pytest.mark.parametrize("lengths", [[66], [130, 1, 70], [64, 63], [257, 200]])
+def test_values_and_gradients(lengths: list[int]) -> None:
+    check(Case(lengths, 2, has_position=True, has_time=True))
+
+
+@pytest.mark.parametrize(("H", "has_position", "has_time"), [(4, True, True), (8, True, True), (2, True, False), (2, False, True)])
+def test_heads_and_biases(H: int, has_position: bool, has_time: bool) -> None:
+    check(Case([100, 5], H, has_position, has_time))
+
+
+def test_times_out_of_order() -> None:
+    check(Case([90], 2, has_position=True, has_time=True, sorted_times=False))
+
+
+def test_the_same_bits_again() -> None:
+    case = Case([150, 80], 4, has_position=True, has_time=True)
+    assert all(torch.equal(x, y) for x, y in zip(case.found(), case.found(), strict=True))

@@ -1,0 +1,187 @@
+"""Launches of narrow.cu, the attention for heads of 32 numbers, and when it takes the place of the Triton kernels.
+
+Shape letters: B sequences, L positions, S = row_stride(L), T tokens, H heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from trope.kernels import nvrtc
+from trope.kernels.attention.arguments import BLOCK, Bias, row_stride
+from trope.kernels.attention.limits import HOPPER, shared_memory
+from trope.kernels.sequence_bounds import SequenceBounds
+
+SOURCE = Path(__file__).with_name("narrow.cu")
+HEAD_DIM, HEADS, MOST_BUCKETS = 32, (2, 4, 8), 129  # as in narrow.cu
+
+Argument = Tensor | int | float
+Defines = tuple[tuple[str, int], ...]
+
+
+class Tile(NamedTuple):
+    """Rows and threads of a program, and its bytes of shared memory, as narrow.cu has them."""
+
+    rows: int
+    threads: int
+    shared: int
+
+
+SHEET = Tile(rows=BLOCK, threads=128, shared=4 * (MOST_BUCKETS + 128))
+FORWARD = Tile(rows=128, threads=256, shared=2 * (32 << 10))
+KEYS = Tile(rows=64, threads=128, shared=2 * (24 << 10) + (16 << 10))
+QUERY_ROWS, QUERY_KEYS = 64, 32
+
+
+class Launch(Protocol):
+    """Run a kernel of narrow.cu: its name, defines, grid, tile and arguments."""
+
+    def __call__(
+        self, name: str, defines: Defines, grid: tuple[int, int, int], tile: Tile, arguments: Sequence[Argument]
+    ) -> None: ...
+
+
+def launch_on_gpu(
+    name: str, defines: Defines, grid: tuple[int, int, int], tile: Tile, arguments: Sequence[Argument]
+) -> None:
+    """The `Launch` of everyone but the tests, who have a CPU play the GPU."""
+    nvrtc.kernel(SOURCE, name, defines).launch(grid, tile.threads, tile.shared, arguments)
+
+
+def is_narrow(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, bias: Bias) -> bool:
+    """Whether narrow.cu takes these, once the bias has a sheet.
+
+    Only on GPUs with Hopper's shared memory: it compiles from compute capability 8.0 on, but was measured on an H200.
+    """
+    _, H, D = q.shape
+    fits = q.is_cuda and D == HEAD_DIM and H in HEADS and q.dtype == torch.bfloat16 and bounds.max_len > BLOCK
+    if not fits or not all(_is_aligned(x) for x in (q, k, v)):
+        return False
+    if bias.gaps is not None and (bias.gaps.buckets is None or bias.gaps.last >= MOST_BUCKETS):
+        return False
+    if any(w is not None and (w.dtype != torch.float32 or not w.is_contiguous()) for w in bias[:2]):
+        return False
+    shared = shared_memory(q.device)
+    return HOPPER <= shared >= query_tile(H, bounds.max_len).shared and nvrtc.is_available(q.device.index)
+
+
+def query_tile(H: int, L: int) -> Tile:
+    """The tile of narrow_queries. Its memory: stages, sums, histograms, two each; distances."""
+    stage, sums = 2 * H * QUERY_KEYS * (QUERY_ROWS + HEAD_DIM), (QUERY_ROWS + 2 * QUERY_KEYS - 2) * (QUERY_KEYS + 1) * 4
+    histogram = QUERY_ROWS * MOST_BUCKETS * 4
+    return Tile(QUERY_ROWS, 32 * H, 2 * (stage + sums + histogram) + row_stride(L) * 4)
+
+
+def with_sheet(
+    bias: Bias, bounds: SequenceBounds, like: Tensor, most_bytes: int, launch: Launch = launch_on_gpu
+) -> Bias:
+    """The bias with a sheet of half of it, if the sheet takes at most `most_bytes`, else the bias as it is.
+
+    As attention/triton.py: `with_sheet`, but for the half.
+    """
+    B, S = 1 if bias.time is None else len(bounds.lengths_B), row_stride(bounds.max_len)
+    if B * S**2 * like.element_size() > most_bytes or (bias.position is None and bias.time is None):
+        return bias
+    bias = bias._replace(sheet=torch.empty((B, S, S), dtype=like.dtype, device=like.device))
+    grid = (S // SHEET.rows, S // SHEET.rows, B)
+    launch("narrow_sheet", _defines(2, bias), grid, SHEET, _ordered(_bias_arguments(bias, bounds)))
+    return bias
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias, launch: Launch = launch_on_gpu
+) -> Tensor:
+    """y [T, H, D], contiguous; zero outside of all sequences. The bias's sheet holds half of it."""
+    T, H, D = q.shape
+    y = (torch.empty if bounds.is_complete else torch.zeros)((T, H, D), dtype=q.dtype, device=q.device)
+    arguments = _arguments(q, k, v, bounds, n, bias) | {"y": y}
+    launch("narrow_forward", _defines(H, bias), _grid(bounds, H, FORWARD), FORWARD, _ordered(arguments))
+    return y
+
+
+def backward(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias,
+    launch: Launch = launch_on_gpu,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """dq, dk and dv, views into one [T, 3, H, D], zero outside of all sequences; d position and d time, or None."""
+    T, H, D = q.shape
+    B, L, S = len(bounds.lengths_B), bounds.max_len, row_stride(bounds.max_len)
+    dy = dy if _is_aligned(dy) else dy.contiguous()
+    joint = (torch.empty if bounds.is_complete else torch.zeros)((T, 3, H, D), dtype=q.dtype, device=q.device)
+    dq, dk, dv = joint.unbind(1)
+    ds = torch.empty((B, H, S, S), dtype=q.dtype, device=q.device)
+    tiles = -(-L // QUERY_ROWS)
+    # A row for each tile of queries; without weights nothing is written.
+    by_distance = dy.new_empty((0 if bias.position is None else B * tiles, S), dtype=torch.float32)
+    weights = 0 if bias.time is None else len(bias.time)
+    by_bucket = dy.new_empty((B * tiles, weights), dtype=torch.float32)
+    arguments = _arguments(q, k, v, bounds, n, bias) | {
+        "dy": dy, "dy_token": dy.stride(0), "dy_head": dy.stride(1), "ds": ds,
+        "dq": dq, "dk": dk, "dv": dv, "grad_token": dq.stride(0), "grad_head": dq.stride(1),
+        "by_distance": by_distance, "by_bucket": by_bucket,
+    }  # fmt: skip
+    defines = _defines(H, bias)
+    launch("narrow_keys", defines, _grid(bounds, H, KEYS), KEYS, _ordered(arguments))
+    launch("narrow_queries", defines, (tiles, B, 1), query_tile(H, L), _ordered(arguments))
+    d_position = None if bias.position is None else torch.zeros_like(bias.position)
+    if d_position is not None:
+        centre = (len(d_position) - 1) // 2
+        torch.sum(by_distance[:, S - L :], dim=0, out=d_position[centre - L + 1 : centre + 1])
+    return dq, dk, dv, d_position, None if bias.time is None else by_bucket.sum(dim=0)
+
+
+# In the order of `Arguments` in narrow.cu.
+_FIELDS = (
+    *("q", "k", "v", "dy", "y", "dq", "dk", "dv", "ds", "sheet", "position", "time", "buckets", "starts", "lengths"),
+    *("by_distance", "by_bucket"),
+    *("q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "dy_token", "dy_head", "grad_token", "grad_head"),
+    *("row", "sheet_stride", "longest", "centre", "last", "scale"),
+)
+
+
+def _ordered(arguments: dict[str, Argument]) -> list[Argument]:
+    """All fields; those that a kernel does not read are 0."""
+    return [arguments.get(name, 0) for name in _FIELDS]
+
+
+def _arguments(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias) -> dict[str, Argument]:
+    """What forward and backward read."""
+    found: dict[str, Argument] = {"q": q, "k": k, "v": v, "scale": 1.0 / n}
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        found |= {f"{name}_token": x.stride(0), f"{name}_head": x.stride(1)}
+    return found | _bias_arguments(bias, bounds)
+
+
+def _bias_arguments(bias: Bias, bounds: SequenceBounds) -> dict[str, Argument]:
+    """The bias, its sheet and the bounds."""
+    assert bias.sheet is not None
+    found: dict[str, Argument] = {
+        "sheet": bias.sheet, "row": bias.sheet.shape[-1], "longest": bounds.max_len,
+        "sheet_stride": 0 if len(bias.sheet) == 1 else bias.sheet.stride(0),
+        "starts": bounds.starts_B.long(), "lengths": bounds.lengths_B.long(),
+    }  # fmt: skip
+    if bias.position is not None:
+        found |= {"position": bias.position, "centre": (len(bias.position) - 1) // 2}
+    if bias.time is not None and bias.gaps is not None and bias.gaps.buckets is not None:
+        found |= {"time": bias.time, "buckets": bias.gaps.buckets, "last": bias.gaps.last}
+    return found
+
+
+def _defines(H: int, bias: Bias) -> Defines:
+    has_position, has_time = bias.position is not None, bias.time is not None
+    return ("HEADS", H), ("HAS_POSITION", int(has_position)), ("HAS_TIME", int(has_time))
+
+
+def _grid(bounds: SequenceBounds, H: int, tile: Tile) -> tuple[int, int, int]:
+    return -(-bounds.max_len // tile.rows), H // 2, len(bounds.lengths_B)
+
+
+def _is_aligned(x: Tensor) -> bool:
+    """Whether rows of a head can be copied 16 bytes at a time."""
+    eight = (x.stride(0) | x.stride(1)) % 8 == 0
+    return eight and x.stride(2) == 1 and x.data_ptr() % 16 == 0
