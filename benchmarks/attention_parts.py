@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from trope.kernels.attention import backward, bias_gradient, hstu_attention, kept, narrow, op, runs, time_gaps
+from trope.kernels.attention import backward, bias_gradient, hstu_attention, kept, narrow, runs, time_gaps
 from trope.kernels.backend import Backend
 from trope.kernels.sequence_bounds import SequenceBounds
 

@@ -1,6 +1,6 @@
 """Steps a second of `trope bench train` with other settings of the step's modules: one process, in turns.
 
-PYTHONPATH=. python3 benchmarks/step_variants.py --shape shop --model hstu-trope --variant default --variant own-32
+PYTHONPATH=. python3 benchmarks/step_variants.py --shape shop --model hstu-trope --variant default --variant triton
 PYTHONPATH=. python3 benchmarks/step_variants.py --list
 
 Without --variant all variants of the shape are measured. A variant that fails says why, and the others go on.
@@ -18,51 +18,30 @@ from typing import Any
 
 import torch
 
-from trope.bench.shapes import SHAPES, Shape, find_shape, generate
+from trope.bench.shapes import Shape, find_shape, generate
 from trope.bench.tools import step_seconds
 from trope.bench.train import Bench, warm_up
 from trope.data.sequences import Sequences
 from trope.environment import describe
-from trope.kernels.table import triton as table
+from trope.kernels.attention import narrow
 from trope.train import fused
 
-MODULES: dict[str, ModuleType] = {"fused": fused, "table": table}
-GREEN = "green"  # no constant: multiprocessors of a green context, in which the ordinary update runs
+MODULES: dict[str, ModuleType] = {"fused": fused, "narrow": narrow}
 Variant = dict[str, Any]  # "module.CONSTANT" to value
 
-
-def own(multiprocessors: int, **others: Any) -> Variant:
-    """The table's update with multiprocessors of its own, whatever the batch's size."""
-    both = {f"fused.{size}_MULTIPROCESSORS": multiprocessors for size in ("SMALL", "LARGE")}
-    return both | {f"table.{name}": value for name, value in others.items()}
-
-
-FILLING = {"PINNED": False, "FILLING_WARPS": 16, "FILLING_REGISTERS": 128}
+TRITON = {"narrow.HEAD_DIM": 0}  # attention for heads of 32, too
+BEFORE = {"fused.OWN_SHARE": 0, "fused.LAST_PRIORITY": 0}
 VARIANTS: dict[str, dict[str, Variant]] = {
-    "shop": {
-        "default": {},
-        "sort": {"fused.LARGE_SORTS": True},
-        "beside": {"fused.BESIDE": 1 << 17},
-        **{f"own-{n}": own(n) for n in (16, 24, 32, 48, 64)},
-        "own-32-sort": own(32) | {"fused.LARGE_SORTS": True},
-        "own-32-no-state-ahead": own(32, AHEAD_WIDTH=0),
-        "own-32-equal-priority": own(32) | {"fused.OWN_PRIORITY": -1},
-        # Every multiprocessor: the update before the backward pass, in the kernel that reads ahead.
-        "own-132": own(132),
-        "filling-32": own(32, **FILLING),
-        "filling-32-warps": own(32, PINNED=False),
-        "green-32": {"fused.BESIDE": 1 << 17, GREEN: 32},
-    },
+    "shop": {"default": {}, "triton": TRITON},
+    "shop-long": {"default": {}, "triton": TRITON},
     "pixel1m": {
-        "default": {},
-        "small": {"fused.SMALL_PRIORITY": -1},
-        **{f"own-{n}": own(n) for n in (48, 64, 80, 100)},
-        **{f"own-{n}-small": own(n) | {"fused.SMALL_PRIORITY": -1} for n in (48, 64, 80, 100)},
-        "own-132-low": own(132) | {"fused.OWN_PRIORITY": 0, "fused.SMALL_PRIORITY": -1},
-        "green-64": {"fused.SMALL_PRIORITY": -1, GREEN: 64},
+        "before": BEFORE,
+        "last first": {"fused.OWN_SHARE": 0},
+        **{f"own {share}": {"fused.OWN_SHARE": share} for share in (0.24, 0.33, 0.42, 0.5, 0.6, 0.75)},
+        "own, equal priority": {"fused.OWN_PRIORITY": -1},
     },
+    "tiny": {"default": {}, "before": BEFORE},
 }
-VARIANTS["tiny"] = {name: VARIANTS["shop"][name] for name in ("default", "sort", "own-32", "filling-32")}
 
 
 @contextmanager
@@ -70,10 +49,9 @@ def settings(variant: Variant) -> Iterator[None]:
     """The modules' constants as a variant has them."""
     before = []
     for name, value in variant.items():
-        if name != GREEN:
-            module, constant = MODULES[name.split(".")[0]], name.split(".")[1]
-            before.append((module, constant, getattr(module, constant)))
-            setattr(module, constant, value)
+        module, constant = MODULES[name.split(".")[0]], name.split(".")[1]
+        before.append((module, constant, getattr(module, constant)))
+        setattr(module, constant, value)
     try:
         yield
     finally:
@@ -89,11 +67,6 @@ class Measured:
         self.bench = Bench(shape, model, data, data.device)
         with settings(variant):
             self.step = self.bench.make_fused()
-            if GREEN in variant:
-                from torch.cuda.green_contexts import GreenContext
-
-                self.context = GreenContext.create(num_sms=variant[GREEN])
-                self.step.aside.stream = self.context.Stream()
             for _ in range(warm_up(self.bench, "fused", "full")):
                 self()
         if data.device.type == "cuda" and not self.step.is_captured:
@@ -110,7 +83,7 @@ class Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="shop", choices=sorted(set(VARIANTS) & set(SHAPES)))
+    parser.add_argument("--shape", default="shop", choices=sorted(VARIANTS))
     parser.add_argument("--model", default="hstu-trope")
     parser.add_argument("--variant", action="append", help="several times; all of the shape without it")
     parser.add_argument("--turns", type=int, default=2)

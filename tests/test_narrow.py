@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from conftest import on_gpu
+from emulator import HAS_COMPILER, launch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from tests.emulator import HAS_COMPILER, compiled
+from trope.kernels import nvrtc
 from trope.kernels.attention import narrow, reference
 from trope.kernels.attention.arguments import Bias, row_stride
 from trope.kernels.attention.gaps import Gaps
 from trope.kernels.sequence_bounds import SequenceBounds
 
-pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="a CPU plays the GPU in C++, which needs g++")
+emulated = pytest.mark.skipif(not HAS_COMPILER, reason="a CPU plays the GPU in C++, which needs g++")
 
 LAST = 128
 HIDDEN = -16384.0
-
-
-def emulate(name: str, defines: narrow.Defines, grid: Any, tile: narrow.Tile, arguments: Any) -> None:
-    compiled(narrow.SOURCE, dict(defines)).launch(name, grid, tile.threads, tile.shared, list(arguments))
 
 
 def sheet_of(total_BLL: Tensor, lengths: list[int]) -> Tensor:
@@ -64,7 +61,9 @@ class Case:
             kept[:, :, :L] = torch.where(exists[:, :, None], buckets, 255).to(torch.uint8)
             self.gaps = Gaps(times[:-1], times[1:], LAST, kept)
         self.buckets = buckets
-        total = reference.bias(L, None if self.position is None else self.position.bfloat16().float(), self.time, buckets)
+        total = reference.bias(
+            L, None if self.position is None else self.position.bfloat16().float(), self.time, buckets
+        )
         assert total is not None
         # The sheet is rounded to bf16; the reference gets the same rounded numbers.
         self.rounding = total.bfloat16().float() - total
@@ -88,19 +87,22 @@ class Case:
         found = iter(d_weights)
         return [y.detach(), *d_joint.unbind(1), *(None if w is None else next(found) for w in weights)]
 
-    def found(self) -> list[Tensor | None]:
-        q, k, v = self.joint.unbind(1)
-        written = narrow.with_sheet(self.bias._replace(sheet=None), self.bounds, q, 1 << 30, emulate).sheet
-        assert written is not None and self.bias.sheet is not None
-        is_defined = ~self.bias.sheet.isnan()
-        assert torch.equal(written[is_defined], self.bias.sheet[is_defined])
-        y = narrow.forward(q, k, v, self.bounds, self.n, self.bias, emulate)
-        return [y, *narrow.backward(self.dy, q, k, v, self.bounds, self.n, self.bias, emulate)]
+    def found(self, device: str, run: nvrtc.Launch) -> list[Tensor | None]:
+        """By narrow.cu; on the CPU."""
+        inputs = (self.joint, self.dy, self.bounds, self.bias)
+        joint, dy, bounds, bias = tree_map_only(Tensor, lambda x: x.to(device), inputs)
+        q, k, v = joint.unbind(1)
+        written = narrow.with_sheet(bias._replace(sheet=None), bounds, q, 1 << 30, run).sheet
+        is_defined = ~bias.sheet.isnan()
+        assert torch.equal(written[is_defined], bias.sheet[is_defined])
+        y = narrow.forward(q, k, v, bounds, self.n, bias, run)
+        found = [y, *narrow.backward(dy, q, k, v, bounds, self.n, bias, run)]
+        return [None if x is None else x.cpu() for x in found]
 
 
-def check(case: Case) -> None:
+def check(case: Case, device: str = "cpu", run: nvrtc.Launch = launch) -> None:
     names = ["y", "dq", "dk", "dv", "d position", "d time"]
-    for name, x, expected in zip(names, case.found(), case.expected(), strict=True):
+    for name, x, expected in zip(names, case.found(device, run), case.expected(), strict=True):
         assert (x is None) == (expected is None), name
         if x is not None and expected is not None:
             # bf16 rounds probabilities and gradients of scores to 2^-9 of their own; their sums are off by less.
@@ -108,20 +110,36 @@ def check(case: Case) -> None:
             assert off < 4e-3, f"{name} is off by {off:.1e}"
 
 
+BIASES = [(4, True, True), (8, True, True), (2, True, False), (2, False, True)]
+
+
+@emulated
 @pytest.mark.parametrize("lengths", [[66], [130, 1, 70], [64, 63], [257, 200]])
 def test_values_and_gradients(lengths: list[int]) -> None:
     check(Case(lengths, 2, has_position=True, has_time=True))
 
 
-@pytest.mark.parametrize(("H", "has_position", "has_time"), [(4, True, True), (8, True, True), (2, True, False), (2, False, True)])
+@pytest.mark.parametrize(
+    ("H", "has_position", "has_time"), [(4, True, True), (8, True, True), (2, True, False), (2, False, True)]
+)
 def test_heads_and_biases(H: int, has_position: bool, has_time: bool) -> None:
     check(Case([100, 5], H, has_position, has_time))
 
 
+@emulated
 def test_times_out_of_order() -> None:
     check(Case([90], 2, has_position=True, has_time=True, sorted_times=False))
 
 
+@emulated
 def test_the_same_bits_again() -> None:
     case = Case([150, 80], 4, has_position=True, has_time=True)
-    assert all(torch.equal(x, y) for x, y in zip(case.found(), case.found(), strict=True))
+    first, again = (case.found("cpu", launch) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True) if x is not None and y is not None)
+
+
+@on_gpu
+@pytest.mark.parametrize("lengths", [[66], [130, 1, 70], [64, 63], [257, 200], [700, 512, 3]])
+@pytest.mark.parametrize(("H", "has_position", "has_time"), BIASES)
+def test_on_a_gpu(lengths: list[int], H: int, has_position: bool, has_time: bool) -> None:
+    check(Case(lengths, H, has_position, has_time), "cuda", nvrtc.launch)

@@ -409,14 +409,14 @@ class Line:
 
 
 # Both sorts; the buckets of time, which the first block waits for; the ends of the sorts.
-SORT = ["fourth", "second", "third", "main", "main", "main"]
+SORT = ["small", "aside", "soon", "main", "main", "main"]
 # The table's other rows, the loss, the network's own matrices, the rest of it, and the norms of both.
-ROWS = ["second", "fourth", "third", "fourth", "fourth", "main", "main", "main"]
+ROWS = ["own", "last", "soon", "last", "last", "main", "main", "main"]
 
 
 @pytest.mark.parametrize(
     ("clip", "beside", "expected"),
-    [(0, 10**6, SORT + ROWS), (1, 10**6, [*SORT, "fourth", "main"]), (0, 0, []), (1, 0, []), (0, 128, SORT + ROWS)],
+    [(0, 10**6, SORT + ROWS), (1, 10**6, [*SORT, "last", "main"]), (0, 0, []), (1, 0, []), (0, 128, SORT + ROWS)],
     ids=["all", "clipped", "nothing", "nothing, clipped", "small batches"],
 )
 def test_every_step_waits_for_what_it_began_beside_the_network(
@@ -424,13 +424,14 @@ def test_every_step_waits_for_what_it_began_beside_the_network(
 ) -> None:
     """Whatever its size: another stream waits for the first before it begins, and the first for it at the end."""
     waits: list[str] = []
-    main, *others = (Line(name, waits) for name in ("main", "second", "third", "fourth"))
+    main = Line("main", waits)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(train_fused, "BESIDE", beside)
     data = generate(TINY, users=100, full=False, device=CPU)
     step = Parts(TINY.config("hstu-trope", "train.negatives=8", f"train.clip={clip}"), data).fused()
-    step.aside.stream, step.soon.stream, step.small.stream = others  # type: ignore[assignment]
+    for name in ("aside", "soon", "small", "own", "last"):
+        getattr(step, name).stream = Line(name, waits)
     sizes = set()
     for number in range(6):
         step(0, number, number)

@@ -8,11 +8,12 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from trope.kernels.nvrtc import packed
+from trope.kernels.nvrtc import Argument, Defines, Grid, packed
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "trope" / "kernels"
@@ -58,6 +59,13 @@ class Module:
 def compiled(source: Path, defines: dict[str, int | str]) -> Module:
     """Compile all kernels of a .cu file, once for each set of defines."""
     return _compiled(source.resolve(), tuple(sorted(defines.items())))
+
+
+def launch(
+    source: Path, name: str, defines: Defines, grid: Grid, threads: int, shared: int, arguments: Sequence[Argument]
+) -> None:
+    """The `nvrtc.Launch` of tests on a CPU."""
+    compiled(source, dict(defines)).launch(name, grid, threads, shared, list(arguments))
 
 
 @functools.cache

@@ -417,6 +417,8 @@ static inline void copy16(void* to, const void* from, bool exists) {
   emulate::current->copies.push_back({to, from, exists});
 }
 
+static inline void copy16_once(void* to, const void* from) { copy16(to, from, true); }
+
 static inline void commit_copies() { emulate::current->committed.push_back(emulate::current->copies.size()); }
 
 template <int LEFT> void wait_copies() {
@@ -480,6 +482,7 @@ static inline int __all_sync(unsigned mask, bool x, TROPE_PLACE) {
 }
 
 template <class T> T __ldg(const T* p) { return *p; }
+template <class T> void __stcs(T* p, T x) { *p = x; }
 template <class T> T atomicAdd(T* p, T x) {
   const T before = *p;
   *p += x;

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,10 +25,14 @@ OLDEST = (8, 0)  # compute capability, which warp.cuh needs
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 CAPTURE_MODE_RELAXED = 2  # CUstreamCaptureMode
 
+Argument = Tensor | int | float
+Defines = tuple[tuple[str, int], ...]
+Grid = tuple[int, int, int]
+
 logger = logging.getLogger("trope")
 
 
-def packed(arguments: Sequence[Tensor | int | float]) -> bytes:
+def packed(arguments: Sequence[Argument]) -> bytes:
     """Return the bytes of a kernel's struct `Arguments`, 8 for each field: pointer, long long or double."""
     fields = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
     return struct.pack("".join("d" if isinstance(x, float) else "q" for x in fields), *fields)
@@ -40,7 +45,7 @@ def is_available(device: int | None = None) -> bool:
     return torch.cuda.get_device_capability(device) >= OLDEST and _nvrtc() is not None
 
 
-def kernel(source: Path, name: str, defines: tuple[tuple[str, int], ...], device: int | None = None) -> Kernel:
+def kernel(source: Path, name: str, defines: Defines, device: int | None = None) -> Kernel:
     """Return a kernel of a .cu file for a device, by default the current one; compiled at the first call.
 
     Args:
@@ -48,6 +53,22 @@ def kernel(source: Path, name: str, defines: tuple[tuple[str, int], ...], device
         defines: names and values of macros.
     """
     return _kernel(source, name, defines, torch.cuda.current_device() if device is None else device)
+
+
+class Launch(Protocol):
+    """Run a kernel of a .cu file, as `launch` does; tests have a CPU play the GPU."""
+
+    def __call__(
+        self, source: Path, name: str, defines: Defines, grid: Grid, threads: int, shared: int,
+        arguments: Sequence[Argument],
+    ) -> None: ...  # fmt: skip
+
+
+def launch(
+    source: Path, name: str, defines: Defines, grid: Grid, threads: int, shared: int, arguments: Sequence[Argument]
+) -> None:
+    """Launch a kernel on the current device; see `kernel` and `Kernel.launch`."""
+    kernel(source, name, defines).launch(grid, threads, shared, arguments)
 
 
 class Kernel:
@@ -59,9 +80,7 @@ class Kernel:
         self.device = device
         self.allowed_shared = DEFAULT_SHARED
 
-    def launch(
-        self, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[Tensor | int | float]
-    ) -> None:
+    def launch(self, grid: Grid, threads: int, shared: int, arguments: Sequence[Argument]) -> None:
         """Launch on torch's current stream of the device. It does not wait, so it may be captured in a CUDA graph.
 
         Args:
@@ -84,7 +103,7 @@ class Kernel:
 
 
 @functools.cache
-def _kernel(source: Path, name: str, defines: tuple[tuple[str, int], ...], device: int) -> Kernel:
+def _kernel(source: Path, name: str, defines: Defines, device: int) -> Kernel:
     module, context = _module(source, defines, device)
     function = ctypes.c_void_p()
     with _current(context), _relaxed_capture():
@@ -93,7 +112,7 @@ def _kernel(source: Path, name: str, defines: tuple[tuple[str, int], ...], devic
 
 
 @functools.cache
-def _module(source: Path, defines: tuple[tuple[str, int], ...], device: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+def _module(source: Path, defines: Defines, device: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
     """Compile all kernels of a file and load them. Returns the module and the context, which is torch's own."""
     torch.cuda.init()
     major, minor = torch.cuda.get_device_capability(device)

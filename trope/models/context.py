@@ -77,6 +77,7 @@ class Context:
         self.bounds, self.times_T, self.query_times_T, self.index_T = bounds, times_T, query_times_T, index_T
         self._like, self._seed, self._low, self._aside = like, seed, low, aside
         self._gaps: dict[int, Gaps] = {}
+        self._heads: tuple[int, int] | None = None
         self._coordinates: dict[tuple[type, bool], tuple[Tensor, Tensor]] = {}
         self._intervals: dict[int, Tensor] = {}
         self._slots_T: Tensor | None = None
@@ -90,8 +91,9 @@ class Context:
         """A copy of a parameter in `dtype`, or None if nobody keeps one."""
         return None if self._low is None else self._low(parameter)
 
-    def begin_gaps(self, last: int) -> None:
-        """Compute `gaps` beside what the block does until it asks for them."""
+    def begin_gaps(self, last: int, heads: tuple[int, int]) -> None:
+        """Compute `gaps` beside what the block does until it asks for them. heads: how many it has, and how wide."""
+        self._heads = heads
         if self._aside is not None and last not in self._gaps:
             with self._aside.work():
                 self._gaps[last] = self._make_gaps(last)
@@ -105,7 +107,8 @@ class Context:
         return self._gaps[last]
 
     def _make_gaps(self, last: int) -> Gaps:
-        return time_gaps(self.times_T, self.query_times_T, self.bounds, last, like=self._like)
+        times = (self.times_T, self.query_times_T, self.bounds)
+        return time_gaps(*times, last, like=self._like.new_empty(0, dtype=self.dtype), heads=self._heads)
 
     def coordinates(self, rotary: Rotation, uncentred: bool = False) -> tuple[Tensor, Tensor]:
         """Where queries and keys stand for a rotary encoding, two of [C, T].

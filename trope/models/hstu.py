@@ -42,6 +42,7 @@ class HSTUBlock(Block):
     def __init__(self, config: ModelConfig, rotary: Rotation | None, number: int) -> None:
         super().__init__()
         self.heads, self.max_len, self.number = config.heads, config.max_len, number
+        self.head_dim = config.head_dim
         # The floor is that of the sum, which attention divides by n.
         self.gate_eps = EPS if config.floor is None else (config.floor / config.max_len) ** 2
         inner = config.heads * config.head_dim
@@ -64,7 +65,7 @@ class HSTUBlock(Block):
 
     def remember(self, stream: Stream, context: Context) -> tuple[Stream, KeysValues]:
         if self.bias.time is not None:
-            context.begin_gaps(LAST_BUCKET)
+            context.begin_gaps(LAST_BUCKET, (self.heads, self.head_dim))
         x_TE, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
         pre_TF = project(normed_TE, self.uvqk, low_IO=context.low(self.uvqk))
         buffer = GradientBuffer(pre_TF.shape[1])

@@ -45,6 +45,7 @@ class TableRows(nn.Module):
         factors: Tensor,
         backend: Backend = "auto",
         part: Part = "all",
+        multiprocessors: int = 0,
     ) -> Tensor:
         """Gradient and AdamW step of the rows of `part` in one pass.
 
@@ -55,9 +56,11 @@ class TableRows(nn.Module):
             unit_VE: from `unit_copy`; receives the new rows' unit vectors.
             factors: of AdamW, from `trope.kernels.adamw.factors_of` with the same backend.
             part: "inputs" are the rows of items that are some token's input, "others" the rest; see
-                `trope.kernels.table.update_table`.
+                `trope.kernels.table.update_table`, also for `multiprocessors`.
         """
-        return update_table(self.weight.detach(), *moments, unit_VE, scores, inputs, factors, backend, part)
+        return update_table(
+            self.weight.detach(), *moments, unit_VE, scores, inputs, factors, backend, part, multiprocessors
+        )
 
 
 class ItemTable(TableRows):

@@ -59,6 +59,11 @@ SIZES = 16
 # Tokens of a batch up to which work goes on beside the network. Measured on an H200 (results/aside-h200.txt): 6,400
 # tokens gain 8 %, 25,600 lose 3 %. Nothing in between was measured.
 BESIDE = 1 << 14
+# Beside the network, the update of most of the table has so many of the GPU's multiprocessors for itself.
+OWN_SHARE = 0.42
+# Priorities of streams; the network's is -1, and a lower number goes first. The table's multiprocessors are taken
+# before the network spreads over all. At the step's end the chain of small launches may not wait for the table.
+OWN_PRIORITY, LAST_PRIORITY = -2, -1
 _EMBED_STREAM = 0  # of dropout; blocks have 1, 2, ..
 
 logger = logging.getLogger("trope")
@@ -116,10 +121,15 @@ class FusedStep:
         low_dtype = torch.bfloat16 if is_bf16 else None
         self.matrices = Matrices(model, optimizer, self.hyper, config.train.clip == 0, low_dtype, backend)
         self.is_captured = self.device.type == "cuda"
-        # The network goes first: `aside`, the table's update, and `small`, chains of short launches, take what is free.
-        # `soon` is for what the network waits for.
+        # The network goes first: `aside` and `small`, which sort its entries, take what is free. `soon` is for what the
+        # network waits for, `own` for the table's update, `last` for the chain of small launches at the end.
         self.aside, self.small = Aside(self.device), Aside(self.device)
         self.soon = Aside(self.device, priority=-1)
+        self.own, self.last = Aside(self.device, OWN_PRIORITY), Aside(self.device, LAST_PRIORITY)
+        self.multiprocessors = 0
+        if self.is_captured:
+            count = torch.cuda.get_device_properties(self.device).multi_processor_count
+            self.multiprocessors = round(OWN_SHARE * count)
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.is_captured else None
         self._graphs: dict[BatchShape, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._seen: set[BatchShape] = set()
@@ -196,7 +206,7 @@ class FusedStep:
         self.optimizer.zero_grad(set_to_none=True)
         tokens = gather_batch(self.source, plan, self.cursor, backend)
         negatives = self._draw(tokens)
-        for beside in (self.aside, self.soon, self.small):
+        for beside in (self.aside, self.soon, self.small, self.own, self.last):
             beside.is_open = plan.tokens <= BESIDE
         factors = None
         with self.small.work():
@@ -224,7 +234,7 @@ class FusedStep:
         self.aside.join()
         scores = ScoreEntries(*entries, found.coefs, found.rows)
         others_sq = self._move_others(scores, inputs, factors)
-        with self.small.work():
+        with self.last.work():
             loss = found.loss_T.sum() * tokens.weight[0]
             self.loss_sum += loss
         out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
@@ -245,7 +255,7 @@ class FusedStep:
         """
         if not self.aside.is_open or factors is None:
             return None
-        with self.aside.work():
+        with self.own.work():
             return self._move(scores, inputs, factors, "others")
 
     def _update(
@@ -264,14 +274,14 @@ class FusedStep:
             return self._clipped(scores, inputs, loss)
         with self.soon.work():  # beside the rows of the batch's own items
             norms, read_until_joined = self.matrices.move(factors)
-        with self.small.work():
+        with self.last.work():
             norms |= self.guard.norms(known=[id(self.table.weight)])
             self.optimizer.step()
             self.matrices.copy_others()
-            self.small.wait(self.soon)
+            self.last.wait(self.soon)
             norms_P = self.guard.stacked(norms)
         squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
-        for beside in (self.soon, self.small, self.aside):
+        for beside in (self.soon, self.last, self.own):
             beside.join()
         del read_until_joined
         return self.guard.with_squares(loss, norms_P, self.table.weight, squares, others_sq)
@@ -280,11 +290,13 @@ class FusedStep:
         """AdamW for a part of the table's rows; returns the squared norm of their gradient in parts."""
         state = self.optimizer.state[self.table.weight]
         moments = (state["exp_avg"], state["exp_avg_sq"])
-        return self.table.update(moments, self.unit_VE, scores, inputs, factors, self.backend, part)
+        return self.table.update(
+            moments, self.unit_VE, scores, inputs, factors, self.backend, part, self.multiprocessors
+        )
 
     def _clipped(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor) -> Tensor:
         """AdamW for everything, with a largest norm of the gradient; returns the norm that it had."""
-        self.small.join()
+        self.last.join()
         self.table.weight.grad = self.table.gradient(scores, inputs, self.backend)
         norm = self.guard(loss)
         nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.train.clip, norm)

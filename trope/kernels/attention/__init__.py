@@ -17,8 +17,8 @@ from torch import Tensor
 
 from trope.kernels.attention import reference
 from trope.kernels.attention.gaps import Gaps
-from trope.kernels.attention.limits import AMPERE, HOPPER, shared_memory
 from trope.kernels.backend import Backend, resolve_backend
+from trope.kernels.limits import AMPERE, HOPPER, shared_memory
 from trope.kernels.sequence_bounds import SequenceBounds
 
 __all__ = ["Gaps", "hstu_attention", "time_gaps"]
@@ -35,9 +35,15 @@ logger = logging.getLogger("trope")
 
 
 def time_gaps(
-    times_T: Tensor, query_times_T: Tensor, bounds: SequenceBounds, last: int, like: Tensor, backend: Backend = "auto"
-) -> Gaps:
-    """Prepare the time bias of one forward. `like`: a tensor of the device and dtype that attention will compute in."""
+    times_T: Tensor, query_times_T: Tensor, bounds: SequenceBounds, last: int, like: Tensor, backend: Backend = "auto",
+    heads: tuple[int, int] | None = None,
+) -> Gaps:  # fmt: skip
+    """Prepare the time bias of one forward.
+
+    Args:
+        like: a tensor of the device and dtype that attention will compute in.
+        heads: how many there will be, and how wide, if known: some need less prepared.
+    """
     if resolve_backend(backend, like) == "torch":
         if bounds.is_padded:
             times, looking_from = (t.view(-1, bounds.max_len) for t in (times_T, query_times_T))
@@ -45,7 +51,8 @@ def time_gaps(
             places_BL, _ = bounds.places()
             times, looking_from = times_T[places_BL], query_times_T[places_BL]
         return Gaps(times_T, query_times_T, last, reference.time_buckets(looking_from, times, last))
-    from trope.kernels.attention.runs import cache_runs  # only now: CPU users need no Triton
+    from trope.kernels.attention import narrow  # only now: CPU users need no Triton
+    from trope.kernels.attention.runs import cache_runs
     from trope.kernels.attention.triton import cache_buckets
 
     _check_number(bounds)
@@ -54,7 +61,10 @@ def time_gaps(
     if last > 255 or len(bounds.lengths_B) * bounds.max_len**2 > CACHE_BYTES:
         return Gaps(times_T, query_times_T, last, None)
     buckets = cache_buckets(times_T, query_times_T, bounds, last)
-    runs = cache_runs(buckets, bounds) if torch.is_grad_enabled() else None
+    needs_runs = torch.is_grad_enabled()
+    if heads is not None and narrow.is_made_for(*heads, like.dtype, like.device, bounds, last):
+        needs_runs = False
+    runs = cache_runs(buckets, bounds) if needs_runs else None
     return Gaps(times_T, query_times_T, last, buckets, runs)
 
 

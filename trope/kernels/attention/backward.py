@@ -23,7 +23,6 @@ from torch import Tensor
 
 from trope.kernels.attention import bias_gradient, kept
 from trope.kernels.attention.arguments import Bias, heads_of, row_stride, strides, tile
-from trope.kernels.attention.limits import shared_memory
 from trope.kernels.attention.short import is_short, short_kernel
 from trope.kernels.attention.tiles import (
     BiasInputs,
@@ -37,6 +36,7 @@ from trope.kernels.attention.tiles import (
     with_one,
     zeros,
 )
+from trope.kernels.limits import shared_memory
 from trope.kernels.sequence_bounds import SequenceBounds
 
 # Numbers of a token that a program has of all its heads together, where the gradient of the scores is not kept. On an

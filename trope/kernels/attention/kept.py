@@ -24,8 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from trope.kernels.attention.arguments import bounds_pointers, programs_of, strides, tile
-from trope.kernels.attention.limits import HOPPER
 from trope.kernels.attention.tiles import dot, load_tile, store_tile, unit_of, with_one, zeros
+from trope.kernels.limits import HOPPER
 from trope.kernels.sequence_bounds import SequenceBounds
 
 # Numbers of a token in all heads, and heads, that one program takes: dq of a tile of 64 queries is then 64 registers of

@@ -5,23 +5,19 @@ Shape letters: B sequences, L positions, S = row_stride(L), T tokens, H heads, D
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trope.kernels import nvrtc
 from trope.kernels.attention.arguments import BLOCK, Bias, row_stride
-from trope.kernels.attention.limits import HOPPER, shared_memory
+from trope.kernels.limits import HOPPER, shared_memory
 from trope.kernels.sequence_bounds import SequenceBounds
 
 SOURCE = Path(__file__).with_name("narrow.cu")
 HEAD_DIM, HEADS, MOST_BUCKETS = 32, (2, 4, 8), 129  # as in narrow.cu
-
-Argument = Tensor | int | float
-Defines = tuple[tuple[str, int], ...]
 
 
 class Tile(NamedTuple):
@@ -38,36 +34,30 @@ KEYS = Tile(rows=64, threads=128, shared=2 * (24 << 10) + (16 << 10))
 QUERY_ROWS, QUERY_KEYS = 64, 32
 
 
-class Launch(Protocol):
-    """Run a kernel of narrow.cu: its name, defines, grid, tile and arguments."""
-
-    def __call__(
-        self, name: str, defines: Defines, grid: tuple[int, int, int], tile: Tile, arguments: Sequence[Argument]
-    ) -> None: ...
-
-
-def launch_on_gpu(
-    name: str, defines: Defines, grid: tuple[int, int, int], tile: Tile, arguments: Sequence[Argument]
-) -> None:
-    """The `Launch` of everyone but the tests, who have a CPU play the GPU."""
-    nvrtc.kernel(SOURCE, name, defines).launch(grid, tile.threads, tile.shared, arguments)
-
-
-def is_narrow(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, bias: Bias) -> bool:
-    """Whether narrow.cu takes these, once the bias has a sheet.
+def is_made_for(
+    heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, bounds: SequenceBounds, last: int
+) -> bool:
+    """Whether narrow.cu is for such heads and for times in buckets 0 .. last.
 
     Only on GPUs with Hopper's shared memory: it compiles from compute capability 8.0 on, but was measured on an H200.
     """
-    _, H, D = q.shape
-    fits = q.is_cuda and D == HEAD_DIM and H in HEADS and q.dtype == torch.bfloat16 and bounds.max_len > BLOCK
-    if not fits or not all(_is_aligned(x) for x in (q, k, v)):
+    is_right = head_dim == HEAD_DIM and heads in HEADS and dtype == torch.bfloat16 and last < MOST_BUCKETS
+    if device.type != "cuda" or not is_right or bounds.max_len <= BLOCK:
         return False
-    if bias.gaps is not None and (bias.gaps.buckets is None or bias.gaps.last >= MOST_BUCKETS):
+    return HOPPER <= shared_memory(device) >= query_tile(heads, bounds.max_len).shared and nvrtc.is_available(
+        device.index
+    )
+
+
+def is_narrow(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, bias: Bias) -> bool:
+    """Whether narrow.cu takes these, once the bias has a sheet."""
+    last = 0 if bias.gaps is None else bias.gaps.last
+    if not is_made_for(q.shape[1], q.shape[2], q.dtype, q.device, bounds, last):
         return False
     if any(w is not None and (w.dtype != torch.float32 or not w.is_contiguous()) for w in bias[:2]):
         return False
-    shared = shared_memory(q.device)
-    return HOPPER <= shared >= query_tile(H, bounds.max_len).shared and nvrtc.is_available(q.device.index)
+    is_cached = bias.gaps is None or bias.gaps.buckets is not None
+    return is_cached and all(_is_aligned(x) for x in (q, k, v))
 
 
 def query_tile(H: int, L: int) -> Tile:
@@ -78,7 +68,7 @@ def query_tile(H: int, L: int) -> Tile:
 
 
 def with_sheet(
-    bias: Bias, bounds: SequenceBounds, like: Tensor, most_bytes: int, launch: Launch = launch_on_gpu
+    bias: Bias, bounds: SequenceBounds, like: Tensor, most_bytes: int, launch: nvrtc.Launch = nvrtc.launch
 ) -> Bias:
     """The bias with a sheet of half of it, if the sheet takes at most `most_bytes`, else the bias as it is.
 
@@ -89,24 +79,26 @@ def with_sheet(
         return bias
     bias = bias._replace(sheet=torch.empty((B, S, S), dtype=like.dtype, device=like.device))
     grid = (S // SHEET.rows, S // SHEET.rows, B)
-    launch("narrow_sheet", _defines(2, bias), grid, SHEET, _ordered(_bias_arguments(bias, bounds)))
+    arguments = _ordered(_bias_arguments(bias, bounds))
+    launch(SOURCE, "narrow_sheet", _defines(2, bias), grid, SHEET.threads, SHEET.shared, arguments)
     return bias
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias, launch: Launch = launch_on_gpu
+    q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias, launch: nvrtc.Launch = nvrtc.launch
 ) -> Tensor:
     """y [T, H, D], contiguous; zero outside of all sequences. The bias's sheet holds half of it."""
     T, H, D = q.shape
     y = (torch.empty if bounds.is_complete else torch.zeros)((T, H, D), dtype=q.dtype, device=q.device)
     arguments = _arguments(q, k, v, bounds, n, bias) | {"y": y}
-    launch("narrow_forward", _defines(H, bias), _grid(bounds, H, FORWARD), FORWARD, _ordered(arguments))
+    grid = _grid(bounds, H, FORWARD)
+    launch(SOURCE, "narrow_forward", _defines(H, bias), grid, FORWARD.threads, FORWARD.shared, _ordered(arguments))
     return y
 
 
 def backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias,
-    launch: Launch = launch_on_gpu,
+    launch: nvrtc.Launch = nvrtc.launch,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """dq, dk and dv, views into one [T, 3, H, D], zero outside of all sequences; d position and d time, or None."""
     T, H, D = q.shape
@@ -126,8 +118,9 @@ def backward(
         "by_distance": by_distance, "by_bucket": by_bucket,
     }  # fmt: skip
     defines = _defines(H, bias)
-    launch("narrow_keys", defines, _grid(bounds, H, KEYS), KEYS, _ordered(arguments))
-    launch("narrow_queries", defines, (tiles, B, 1), query_tile(H, L), _ordered(arguments))
+    in_order, of_queries = _ordered(arguments), query_tile(H, L)
+    launch(SOURCE, "narrow_keys", defines, _grid(bounds, H, KEYS), KEYS.threads, KEYS.shared, in_order)
+    launch(SOURCE, "narrow_queries", defines, (tiles, B, 1), of_queries.threads, of_queries.shared, in_order)
     d_position = None if bias.position is None else torch.zeros_like(bias.position)
     if d_position is not None:
         centre = (len(d_position) - 1) // 2
@@ -144,23 +137,25 @@ _FIELDS = (
 )
 
 
-def _ordered(arguments: dict[str, Argument]) -> list[Argument]:
+def _ordered(arguments: dict[str, nvrtc.Argument]) -> list[nvrtc.Argument]:
     """All fields; those that a kernel does not read are 0."""
     return [arguments.get(name, 0) for name in _FIELDS]
 
 
-def _arguments(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias) -> dict[str, Argument]:
+def _arguments(
+    q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias
+) -> dict[str, nvrtc.Argument]:
     """What forward and backward read."""
-    found: dict[str, Argument] = {"q": q, "k": k, "v": v, "scale": 1.0 / n}
+    found: dict[str, nvrtc.Argument] = {"q": q, "k": k, "v": v, "scale": 1.0 / n}
     for name, x in (("q", q), ("k", k), ("v", v)):
         found |= {f"{name}_token": x.stride(0), f"{name}_head": x.stride(1)}
     return found | _bias_arguments(bias, bounds)
 
 
-def _bias_arguments(bias: Bias, bounds: SequenceBounds) -> dict[str, Argument]:
+def _bias_arguments(bias: Bias, bounds: SequenceBounds) -> dict[str, nvrtc.Argument]:
     """The bias, its sheet and the bounds."""
     assert bias.sheet is not None
-    found: dict[str, Argument] = {
+    found: dict[str, nvrtc.Argument] = {
         "sheet": bias.sheet, "row": bias.sheet.shape[-1], "longest": bounds.max_len,
         "sheet_stride": 0 if len(bias.sheet) == 1 else bias.sheet.stride(0),
         "starts": bounds.starts_B.long(), "lengths": bounds.lengths_B.long(),
@@ -172,7 +167,7 @@ def _bias_arguments(bias: Bias, bounds: SequenceBounds) -> dict[str, Argument]:
     return found
 
 
-def _defines(H: int, bias: Bias) -> Defines:
+def _defines(H: int, bias: Bias) -> nvrtc.Defines:
     has_position, has_time = bias.position is not None, bias.time is not None
     return ("HEADS", H), ("HAS_POSITION", int(has_position)), ("HAS_TIME", int(has_time))
 

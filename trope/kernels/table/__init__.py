@@ -3,7 +3,7 @@
 A dense AdamW step must read and write weights and moments once. The fused update adds only the gathers of what each
 row's gradient is made of, and it writes the unit vectors for the next step. `invert` first sorts the entries of a batch
 by item: rows then gather instead of scatter, and every sum has a fixed order. The reference is in table/reference.py,
-the kernels are in table/triton.py.
+the kernels are in table/triton.py. table/own.cu does the same beside a network that needs most of the GPU.
 
 Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is padding), C candidates of a token.
 """
@@ -57,6 +57,7 @@ def update_table(
     factors: Tensor,
     backend: Backend = "auto",
     part: Part = "all",
+    multiprocessors: int = 0,
 ) -> Tensor:
     """One AdamW step of the rows 1 .. V, or of a part of them, in place.
 
@@ -73,13 +74,17 @@ def update_table(
         factors: of AdamW, from `trope.kernels.adamw.factors_of` with the same backend.
         part: "others" moves the rows that are no token's input, whose gradient is known before the network's backward
             pass; "inputs" moves the rest. Both together are "all".
+        multiprocessors: how many of the GPU "others" has for itself, where table/own.cu can run; 0: it shares all.
     """
     assert part == "others" or inputs.grad_TE is not None
     arguments = (table_VE, exp_avg_VE, exp_avg_sq, unit_VE, scores, inputs, factors, part)
     if resolve_backend(backend, table_VE) == "torch":
         return reference.update_table(*arguments)
+    from trope.kernels.table import own
     from trope.kernels.table import triton as fused
 
+    if part == "others" and multiprocessors and own.has_own(table_VE, scores):
+        return own.update_others(*arguments[:-1], multiprocessors)
     return fused.update_table(*arguments)
 
 

@@ -1,11 +1,11 @@
-"""What a GPU gives a program of the attention kernels. Torch only, until a GPU is asked."""
+"""What a GPU gives a program. Torch only, until a GPU is asked."""
 
 from __future__ import annotations
 
 import torch
 
-# Shared memory of a program on Hopper, and on an A100. The kernels were compiled for both and for GPUs with 99 KiB
-# (RTX 30 and 40, L4, L40S), by Triton 3.7, and `widest_head` says which of them fit.
+# Shared memory of a program on Hopper, and on an A100. The attention kernels were compiled for both and for GPUs with 99
+# KiB (RTX 30 and 40, L4, L40S), by Triton 3.7, and `attention.widest_head` says which of them fit.
 HOPPER, AMPERE = 232_448, 166_912
 
 

@@ -1,0 +1,58 @@
+"""Launch of own.cu: AdamW of the rows that are no token's input, on multiprocessors of its own.
+
+Shape letters: T tokens, E model width, V catalogue (rows 1 .. V, row 0 is padding), C candidates of a token.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trope.kernels import nvrtc
+from trope.kernels.limits import HOPPER, shared_memory
+from trope.kernels.softmax.reference import EPS
+from trope.kernels.table.reference import InputEntries, ScoreEntries
+
+SOURCE = Path(__file__).with_name("own.cu")
+WARPS, STAGES = 16, 2  # as in own.cu
+WIDEST = 512  # numbers of a row: more would not fit two stages of a multiprocessor's shared memory
+
+
+def has_own(table_VE: Tensor, scores: ScoreEntries) -> bool:
+    """Whether own.cu takes these. It needs Hopper's shared memory, and was measured on an H200 only."""
+    E = table_VE.shape[1]
+    if not table_VE.is_cuda or E % 128 or E > WIDEST or len(table_VE) >= 2**31:
+        return False
+    has_room = shared_memory(table_VE.device) >= max(HOPPER, _shared(E, states=3))
+    return has_room and scores.order.dtype == torch.int64 and nvrtc.is_available(table_VE.device.index)
+
+
+def update_others(
+    table_VE: Tensor, exp_avg_VE: Tensor, exp_avg_sq: Tensor, unit_VE: Tensor,
+    scores: ScoreEntries, inputs: InputEntries, factors: Tensor, multiprocessors: int,
+    launch: nvrtc.Launch = nvrtc.launch,
+) -> Tensor:  # fmt: skip
+    """As `update_table` with part="others"; float32, unit vectors and outputs both in bf16 or both in float32."""
+    rows, E = table_VE.shape
+    assert scores.out_TE.dtype == unit_VE.dtype and unit_VE.dtype in (torch.bfloat16, torch.float32)
+    assert scores.order.dtype == torch.int64 and scores.coefs_TC.dtype == torch.float32
+    is_rowwise = exp_avg_sq.ndim == 1
+    partial = torch.empty(multiprocessors * WARPS, dtype=torch.float32, device=table_VE.device)
+    defines = (
+        ("WIDTH", E), ("CANDIDATES", scores.coefs_TC.shape[1]), ("ROWWISE", int(is_rowwise)),
+        ("IS_BF16", int(unit_VE.dtype == torch.bfloat16)),
+    )  # fmt: skip
+    arguments: list[nvrtc.Argument] = [
+        table_VE, exp_avg_VE, exp_avg_sq, unit_VE, scores.out_TE, scores.coefs_TC, scores.order, scores.first_V,
+        inputs.first_V, factors, partial, rows, EPS,
+    ]  # fmt: skip
+    shared = _shared(E, states=2 if is_rowwise else 3)
+    launch(SOURCE, "update_others", defines, (multiprocessors, 1, 1), 32 * WARPS, shared, arguments)
+    return partial.sum(dim=0, keepdim=True)
+
+
+def _shared(width: int, states: int) -> int:
+    """Bytes of shared memory of a block: what its warps have read ahead."""
+    return WARPS * STAGES * states * width * 4
