@@ -30,15 +30,14 @@ MODULES: dict[str, ModuleType] = {"fused": fused, "narrow": narrow}
 Variant = dict[str, Any]  # "module.CONSTANT" to value
 
 TRITON = {"narrow.HEAD_DIM": 0}  # attention for heads of 32, too
-BEFORE = {"fused.OWN_SHARE": 0, "fused.LAST_PRIORITY": 0}
+BEFORE = {"fused.OWN_SHARE": 0, "fused.OWN_PRIORITY": 0, "fused.LAST_PRIORITY": 0}
 VARIANTS: dict[str, dict[str, Variant]] = {
     "shop": {"default": {}, "triton": TRITON},
     "shop-long": {"default": {}, "triton": TRITON},
     "pixel1m": {
         "before": BEFORE,
-        "last first": {"fused.OWN_SHARE": 0},
-        **{f"own {share}": {"fused.OWN_SHARE": share} for share in (0.24, 0.33, 0.42, 0.5, 0.6, 0.75)},
-        "own, equal priority": {"fused.OWN_PRIORITY": -1},
+        "last first": {"fused.OWN_SHARE": 0, "fused.OWN_PRIORITY": 0},
+        **{f"own {share}": {"fused.OWN_SHARE": share} for share in (0.28, 0.33, 0.38, 0.42, 0.46, 0.5)},
     },
     "tiny": {"default": {}, "before": BEFORE},
 }

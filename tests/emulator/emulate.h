@@ -435,6 +435,8 @@ template <int LEFT> void wait_copies() {
 }
 
 static inline float fast_tanh(float x) { return std::tanh(x); }
+static inline float fast_sqrt(float x) { return std::sqrt(x); }
+static inline float fast_quotient(float x, float y) { return x / y; }
 
 static inline uint32_t pack(float low, float high) { return emulate::rounded(low) | uint32_t(emulate::rounded(high)) << 16; }
 static inline float low_of(uint32_t x) { return emulate::float_of(bf16_t(x)); }

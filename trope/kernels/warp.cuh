@@ -69,6 +69,18 @@ __device__ __forceinline__ float fast_tanh(float x) {
   return y;
 }
 
+// With an error of a few units in the last place; numbers below 2^-126 are taken for 0.
+__device__ __forceinline__ float fast_sqrt(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float fast_quotient(float x, float y) {
+  float z;
+  asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
 // Two floats rounded to bf16, `low` in the lower half.
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   uint32_t x;

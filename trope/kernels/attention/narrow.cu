@@ -7,9 +7,9 @@
 // narrow_sheet writes the bias. Three kernels have one shape: the rows of a warp stay (queries, or keys), the other side streams past in stages, which
 // `copy16` brings while the stage before is computed.
 //   narrow_forward: y of 128 queries, 2 heads. A warp has 32 queries of one head.
-//   narrow_keys: dk, dv and the gradient of the scores of 64 keys, 2 heads. A warp has 32 keys of one head, and works on
+//   narrow_keys: dk, dv and the gradient of the scores of 64 keys, 2 heads. A warp has 16 keys of one head, and works on
 //     transposed scores, which are computed again.
-//   narrow_queries: dq of 64 queries, all heads, from the gradient of the scores. A warp has 32 queries of two heads. The
+//   narrow_queries: dq of 64 queries, all heads, from the gradient of the scores. A warp has 32 queries of one head. The
 //     same stages give the gradients of both biases: summed over the heads, then by distance and by bucket of time.
 // Sums have a fixed order: there are no atomics.
 //
@@ -81,34 +81,43 @@ __device__ __forceinline__ void halve(uint32_t (&x)[2][4]) {
     for (int i = 0; i < 4; ++i) x[s][i] = halved(x[s][i]);
 }
 
-// 16 rows of a head's tile from `row` on, a multiple of 16. `across`: as columns of the right side, for products over D.
-__device__ __forceinline__ void load_across(uint32_t (&x)[2][4], const unsigned char* tile, int row) {
-  const int lane = threadIdx.x & 31;
+// Where a lane begins to read a head's tile; rows from a multiple of 16 on begin a constant further.
+struct Places {
+  int across, along[2];
+  __device__ __forceinline__ Places() {
+    const int lane = threadIdx.x & 31;
+    across = place<ROW>(lane & 7, lane >> 3);
 #pragma unroll
-  for (int n = 0; n < 2; ++n) load_matrices(x[n], tile + place<ROW>(row + 8 * n + (lane & 7), lane >> 3));
+    for (int n = 0; n < 2; ++n) along[n] = place<ROW>(lane & 15, 2 * n + (lane >> 4));
+  }
+};
+
+// 16 rows of a head's tile from `row` on, a multiple of 16. `across`: as columns of the right side, for products over D.
+__device__ __forceinline__ void load_across(uint32_t (&x)[2][4], const unsigned char* tile, int row, const Places& at) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n) load_matrices(x[n], tile + at.across + (row + 8 * n) * ROW);
 }
 
 // `along`: as rows of the right side, for products over the 16 rows.
-__device__ __forceinline__ void load_along(uint32_t (&x)[2][4], const unsigned char* tile, int row) {
-  const int lane = threadIdx.x & 31;
+__device__ __forceinline__ void load_along(uint32_t (&x)[2][4], const unsigned char* tile, int row, const Places& at) {
 #pragma unroll
-  for (int n = 0; n < 2; ++n) load_transposed(x[n], tile + place<ROW>(row + (lane & 15), 2 * n + (lane >> 4)));
+  for (int n = 0; n < 2; ++n) load_transposed(x[n], tile + at.along[n] + row * ROW);
 }
 
-// Of 32 rows: s = before + left right^T and d = d_left d_right^T, in an order in which no product waits for the one before.
-__device__ __forceinline__ void multiply_both(float (&s)[2][2][4], float (&d)[2][2][4], const uint32_t (&left)[2][2][4],
-                                              const uint32_t (&d_left)[2][2][4], const uint32_t (&right)[2][4],
-                                              const uint32_t (&d_right)[2][4], const float (&before)[2][2][4]) {
+// Of 16 M rows: s += left right^T and d = d_left d_right^T, in an order in which no product waits for the one before.
+template <int M>
+__device__ __forceinline__ void multiply_both(float (&s)[M][2][4], float (&d)[M][2][4], const uint32_t (&left)[M][2][4],
+                                              const uint32_t (&d_left)[M][2][4], const uint32_t (&right)[2][4],
+                                              const uint32_t (&d_right)[2][4]) {
   const float zero[4] = {};
 #pragma unroll
   for (int x = 0; x < 2; ++x)  // halves of D
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
+    for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const float(&s_before)[4] = *(x ? &s[m][n] : &before[m][n]);
         const float(&d_before)[4] = *(x ? &d[m][n] : &zero);
-        multiply(s[m][n], left[m][x], right[n][2 * x], right[n][2 * x + 1], s_before);
+        multiply(s[m][n], left[m][x], right[n][2 * x], right[n][2 * x + 1], s[m][n]);
         multiply(d[m][n], d_left[m][x], d_right[n][2 * x], d_right[n][2 * x + 1], d_before);
       }
 }
@@ -258,14 +267,21 @@ extern "C" __global__ void __launch_bounds__(SHEET_THREADS) narrow_sheet(const A
 
 // ------------------------------------------------------------------------------------------------------------ forward
 
-constexpr int FORWARD_QUERIES = 128, FORWARD_KEYS = 64, FORWARD_THREADS = 256, FORWARD_STAGES = 2;
+#ifndef FORWARD_ROWS
+#define FORWARD_ROWS 32
+#define FORWARD_PROGRAMS 2
+#define FORWARD_QUERIES 128
+#define FORWARD_STAGES 2
+#endif
+constexpr int FORWARD_KEYS = 64, FORWARD_M = FORWARD_ROWS / 16, FORWARD_GROUPS = FORWARD_QUERIES / FORWARD_ROWS;
+constexpr int FORWARD_THREADS = 64 * FORWARD_GROUPS;
 constexpr int FORWARD_TILE = 2 * FORWARD_KEYS * ROW, FORWARD_BIAS = FORWARD_QUERIES * FORWARD_KEYS * 2;
 constexpr int FORWARD_STAGE = 2 * FORWARD_TILE + FORWARD_BIAS;  // keys, values, bias
 
 // Grid (tiles of queries, HEADS / 2, B).
-extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, 2) narrow_forward(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_PROGRAMS) narrow_forward(const Arguments a) {
   SHARED(shared);
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = 2 * blockIdx.y + (warp >> 2);
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, side = warp / FORWARD_GROUPS, head = 2 * blockIdx.y + side;
   const int first = (gridDim.x - 1 - blockIdx.x) * FORWARD_QUERIES;  // the longest walks first
   const int length = static_cast<int>(a.lengths[blockIdx.z]), S = static_cast<int>(a.row);
   const long long start = a.starts[blockIdx.z];  // before the return: both loads wait for memory together
@@ -288,27 +304,28 @@ extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, 2) narrow_forward(
   };
   for (int i = 0; i < FORWARD_STAGES - 1; ++i) fetch(i);
 
-  const int within = 32 * (warp & 3), row = first + within;  // this warp's first query
-  uint32_t q[2][2][4];
-  float y[2][4][4] = {};
+  const int within = FORWARD_ROWS * (warp % FORWARD_GROUPS), row = first + within;  // this warp's first query
+  uint32_t q[FORWARD_M][2][4];
+  float y[FORWARD_M][4][4] = {};
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
+  for (int m = 0; m < FORWARD_M; ++m) {
     load_left(q[m], a.q + start * a.q_token + head * a.q_head, a.q_token, row + 16 * m, length);
     halve(q[m]);
   }
+  const Places places;
   auto compute = [&](auto seen, int i) {
     const unsigned char* stage = shared + (i % FORWARD_STAGES) * FORWARD_STAGE;
-    const unsigned char* keys = stage + (warp >> 2) * FORWARD_KEYS * ROW;
+    const unsigned char* keys = stage + side * FORWARD_KEYS * ROW;
 #pragma unroll
     for (int j = 0; j < FORWARD_KEYS; j += 32) {
-      if (!decltype(seen)::value && i * FORWARD_KEYS + j > row) break;  // hidden from this warp's queries
+      if (!decltype(seen)::value && i * FORWARD_KEYS + j >= row + FORWARD_ROWS) break;  // hidden from this warp's queries
       uint32_t right[2][2][4];
-      float s[2][2][2][4];  // of 32 queries and 2 x 16 keys
+      float s[FORWARD_M][2][2][4];  // of 2 x 16 keys
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        load_across(right[n], keys, j + 16 * n);
+        load_across(right[n], keys, j + 16 * n, places);
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
+        for (int m = 0; m < FORWARD_M; ++m) {
           uint32_t bias[4];
           load_matrices(bias, stage + 2 * FORWARD_TILE + place<2 * FORWARD_KEYS>(within + 16 * m + (lane & 15),
                                                                                 (j + 16 * n) / 8 + (lane >> 4)));
@@ -318,18 +335,18 @@ extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, 2) narrow_forward(
 #pragma unroll
       for (int x = 0; x < 2; ++x)  // halves of D: no product waits for the one before it
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
+        for (int m = 0; m < FORWARD_M; ++m)
 #pragma unroll
           for (int n = 0; n < 4; ++n) {
             float(&sum)[4] = s[m][n >> 1][n & 1];
             multiply(sum, q[m][x], right[n >> 1][n & 1][2 * x], right[n >> 1][n & 1][2 * x + 1], sum);
           }
 #pragma unroll
-      for (int n = 0; n < 2; ++n) load_along(right[n], keys + FORWARD_TILE, j + 16 * n);
+      for (int n = 0; n < 2; ++n) load_along(right[n], keys + FORWARD_TILE, j + 16 * n, places);
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
+        for (int m = 0; m < FORWARD_M; ++m) {
           uint32_t left[4];
 #pragma unroll
           for (int e = 0; e < 8; ++e) {
@@ -345,26 +362,32 @@ extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, 2) narrow_forward(
     wait_copies<FORWARD_STAGES - 2>();
     __syncthreads();
     fetch(i + FORWARD_STAGES - 1);
-    if ((i + 1) * FORWARD_KEYS <= row + 32)
+    if ((i + 1) * FORWARD_KEYS <= row + FORWARD_ROWS)
       compute(Always{}, i);
     else
       compute(Partly{}, i);
   }
   bf16_t* out = a.y + (start * HEADS + head) * D;
 #pragma unroll
-  for (int m = 0; m < 2; ++m) store_rows(out, HEADS * D, y[m], row + 16 * m, length, static_cast<float>(a.scale));
+  for (int m = 0; m < FORWARD_M; ++m) store_rows(out, HEADS * D, y[m], row + 16 * m, length, static_cast<float>(a.scale));
 }
 
 // --------------------------------------------------------------------------------------------------------------- keys
 
-constexpr int KEY_GROUPS = 2;  // warps of 32 keys for each of the two heads
-constexpr int KEYS = 32 * KEY_GROUPS, KEY_THREADS = 64 * KEY_GROUPS, KEY_QUERIES = 64, KEY_STAGES = 2;
+#ifndef KEY_ROWS
+#define KEY_ROWS 16
+#define KEY_PROGRAMS 2
+#define KEYS 64
+#define KEY_STAGES 2
+#endif
+constexpr int KEY_GROUPS = KEYS / KEY_ROWS, KEY_M = KEY_ROWS / 16;  // warps of a head; parts of 16 keys
+constexpr int KEY_THREADS = 64 * KEY_GROUPS, KEY_QUERIES = 64;
 constexpr int KEY_TILE = 2 * KEY_QUERIES * ROW, KEY_BIAS = KEY_QUERIES * KEYS * 2;
 constexpr int KEY_STAGE = 2 * KEY_TILE + KEY_BIAS;  // queries, gradients of y, bias
-constexpr int KEY_OUT = 32 * KEY_QUERIES * 2;        // gradients of a warp's scores of a stage
+constexpr int KEY_OUT = KEY_ROWS * KEY_QUERIES * 2;  // gradients of a warp's scores of a stage
 
 // Grid (tiles of keys, HEADS / 2, B).
-extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(KEY_THREADS, KEY_PROGRAMS) narrow_keys(const Arguments a) {
   SHARED(shared);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int side = warp / KEY_GROUPS, head = 2 * blockIdx.y + side;
@@ -390,11 +413,11 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const A
   };
   for (int i = 0; i < KEY_STAGES - 1; ++i) fetch(from + i);
 
-  const int within = 32 * (warp % KEY_GROUPS), row = first + within;  // this warp's first key
-  uint32_t k[2][2][4], v[2][2][4];
-  float dk[2][4][4] = {}, dv[2][4][4] = {};
+  const int within = KEY_ROWS * (warp % KEY_GROUPS), row = first + within;  // this warp's first key
+  uint32_t k[KEY_M][2][4], v[KEY_M][2][4];
+  float dk[KEY_M][4][4] = {}, dv[KEY_M][4][4] = {};
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
+  for (int m = 0; m < KEY_M; ++m) {
     load_left(k[m], a.k + start * a.k_token + head * a.k_head, a.k_token, row + 16 * m, length);
     load_left(v[m], a.v + start * a.v_token + head * a.v_head, a.v_token, row + 16 * m, length);
     halve(k[m]);
@@ -402,27 +425,28 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const A
   }
   unsigned char* mine = shared + KEY_STAGES * KEY_STAGE + warp * KEY_OUT;
   bf16_t* ds = a.ds + ((static_cast<long long>(blockIdx.z) * HEADS + head) * S + row + (lane >> 3)) * S + 8 * (lane & 7);
+  const Places places;
   auto compute = [&](int i) {
     const unsigned char* stage = shared + (i % KEY_STAGES) * KEY_STAGE;
     const unsigned char* queries = stage + side * KEY_QUERIES * ROW;
 #pragma unroll
     for (int j = 0; j < KEY_QUERIES; j += 16) {
-      uint32_t right[2][4], d_right[2][4], probability[2][4], gradient[2][4];
-      float s[2][2][4], d[2][2][4];
-      load_across(right, queries, j);
-      load_across(d_right, queries + KEY_TILE, j);
+      uint32_t right[2][4], d_right[2][4], probability[KEY_M][4], gradient[KEY_M][4];
+      float s[KEY_M][2][4], d[KEY_M][2][4];
+      load_across(right, queries, j, places);
+      load_across(d_right, queries + KEY_TILE, j, places);
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
+      for (int m = 0; m < KEY_M; ++m) {
         uint32_t bias[4];
         load_transposed(bias, stage + 2 * KEY_TILE + place<2 * KEYS>(j + (lane & 7) + 8 * (lane >> 4),
                                                                      within / 8 + 2 * m + ((lane >> 3) & 1)));
         begin(s[m], bias);
       }
-      multiply_both(s, d, k, v, right, d_right, s);
-      load_along(right, queries, j);
-      load_along(d_right, queries + KEY_TILE, j);
+      multiply_both(s, d, k, v, right, d_right);
+      load_along(right, queries, j, places);
+      load_along(d_right, queries + KEY_TILE, j, places);
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
+      for (int m = 0; m < KEY_M; ++m) {
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
           float& h = s[m][e >> 2][e & 3];
@@ -434,7 +458,7 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const A
         as_left(gradient[m], d[m]);
       }
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
+      for (int m = 0; m < KEY_M; ++m) {
         multiply_along(dv[m], probability[m], d_right);
         multiply_along(dk[m], gradient[m], right);
 #pragma unroll
@@ -447,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const A
     // Whole rows of 128 bytes go to memory: four bytes at a time would take half as long as everything else.
     __syncwarp();
 #pragma unroll
-    for (int n = 0; n < 32; n += 4)
+    for (int n = 0; n < KEY_ROWS; n += 4)
       *reinterpret_cast<uint4*>(ds + static_cast<long long>(n) * S + i * KEY_QUERIES) =
           *reinterpret_cast<const uint4*>(mine + place<2 * KEY_QUERIES>(n + (lane >> 3), lane & 7));
     __syncwarp();
@@ -456,12 +480,13 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const A
     wait_copies<KEY_STAGES - 2>();
     __syncthreads();
     fetch(i + KEY_STAGES - 1);
-    compute(i);  // also what is hidden: others read whole tiles of the scores' gradient
+    // Also what is hidden in tiles on the diagonal: others read whole tiles of the scores' gradient.
+    if (KEYS <= KEY_QUERIES || (i + 1) * KEY_QUERIES > row) compute(i);
   }
   const float scale = static_cast<float>(a.scale);
   const long long out = start * a.grad_token + head * a.grad_head;
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
+  for (int m = 0; m < KEY_M; ++m) {
     store_rows(a.dk + out, a.grad_token, dk[m], row + 16 * m, length, scale);
     store_rows(a.dv + out, a.grad_token, dv[m], row + 16 * m, length, scale);
   }
@@ -469,13 +494,20 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const A
 
 // ------------------------------------------------------------------------------------------------------------ queries
 
-constexpr int QUERIES = 64, QUERY_KEYS = 32, QUERY_THREADS = 32 * HEADS, QUERY_STAGES = 2;
+constexpr int QUERIES = 64, QUERY_KEYS = 32, QUERY_THREADS = 64 * HEADS, QUERY_STAGES = 2;
 constexpr int QUERY_TILE = QUERY_KEYS * QUERIES * 2;  // gradients of a head's scores, a row for each key
 constexpr int QUERY_STAGE = HEADS * (QUERY_TILE + QUERY_KEYS * ROW);  // and its keys
 // The sum of the gradients over all heads. Rows begin in different banks; rows of zeros around it complete the diagonals.
 constexpr int SUM_ROW = QUERY_KEYS + 1, AROUND = QUERY_KEYS - 1, SUM = (QUERIES + 2 * AROUND) * SUM_ROW;
 constexpr int HISTOGRAM = QUERIES * BUCKETS;  // of half of the keys
 constexpr int DIAGONALS = QUERIES + QUERY_KEYS - 1;
+// With enough threads, the first sum over the heads while the others tally. Of these, the first have a half row each of the
+// buckets, and if there are enough, the rest have a diagonal each.
+constexpr int HALF_ROWS = 2 * QUERIES, ADDS = QUERY_KEYS * QUERIES / 8;
+constexpr int FIRST_TALLY = QUERY_THREADS >= ADDS + HALF_ROWS + DIAGONALS ? ADDS : 0;
+constexpr int ADDERS = FIRST_TALLY ? ADDS : QUERY_THREADS, TALLIERS = QUERY_THREADS - FIRST_TALLY;
+constexpr int FIRST_DIAGONAL = TALLIERS >= HALF_ROWS + DIAGONALS ? HALF_ROWS : 0;
+static_assert(TALLIERS >= HALF_ROWS, "a thread has one half row");
 
 // Shared memory: stages, two sums, two histograms, distances [S]. Grid (tiles of queries, B).
 extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(const Arguments a) {
@@ -501,15 +533,17 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
   }
   const int stages = (min(first + QUERIES, length) + QUERY_KEYS - 1) / QUERY_KEYS;
   RowCopy<HEADS, QUERY_KEYS, QUERY_THREADS> copy_keys(a.k + start * a.k_token, a.k_token, a.k_head, 0, length);
-  // Threads copy 4 * HEADS rows of 128 bytes at once, which divide a head's QUERY_KEYS.
-  const bf16_t* ds = a.ds + (static_cast<long long>(blockIdx.y) * HEADS * S + tid / 8) * S + first + 8 * (tid & 7);
-  const int to = place<2 * QUERIES>(tid / 8, tid & 7);
+  // Threads copy 8 * HEADS rows of 128 bytes at once. Heads' tiles lie one behind the other.
+  const int copied = tid / 8;
+  const bf16_t* ds = a.ds + static_cast<long long>(blockIdx.y) * HEADS * S * S + first + 8 * (tid & 7) +
+                     (static_cast<long long>(copied / QUERY_KEYS) * S + copied % QUERY_KEYS) * S;
+  const int to = place<2 * QUERIES>(copied, tid & 7);
   auto fetch = [&](int i) {
     unsigned char* stage = shared + (i % QUERY_STAGES) * QUERY_STAGE;
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int h = 4 * HEADS * n / QUERY_KEYS, row = 4 * HEADS * n % QUERY_KEYS;
-      copy16(stage + h * QUERY_TILE + row * 2 * QUERIES + to, ds + (static_cast<long long>(h) * S + row) * S, true);
+    for (int n = 0; n < 4; ++n) {
+      const int h = 8 * HEADS * n / QUERY_KEYS, row = 8 * HEADS * n % QUERY_KEYS;
+      copy16(stage + 8 * HEADS * n * 2 * QUERIES + to, ds + (static_cast<long long>(h) * S + row) * S, true);
     }
     ds += QUERY_KEYS * S;
     copy_keys(stage + HEADS * QUERY_TILE);
@@ -524,32 +558,31 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
       for (int n = 0; n < 2; ++n) sums[n * SUM + i] = sums[n * SUM + SUM - 1 - i] = 0.0f;
   }
 
-  const int pair = warp >> 1, within = 32 * (warp & 1), row = first + within;  // this warp's heads and first query
-  float dq[2][2][4][4] = {};
+  const int head = warp >> 1, within = 32 * (warp & 1), row = first + within;  // this warp's head and first query
+  float dq[2][4][4] = {};
+  const Places places;
   auto compute = [&](int i) {
     const unsigned char* stage = shared + (i % QUERY_STAGES) * QUERY_STAGE;
+    const unsigned char* gradients = stage + head * QUERY_TILE;
 #pragma unroll
-    for (int j = 0; j < QUERY_KEYS; j += 16)
+    for (int j = 0; j < QUERY_KEYS; j += 16) {
+      uint32_t right[2][4], left[2][4];
+      load_along(right, stage + HEADS * QUERY_TILE + head * QUERY_KEYS * ROW, j, places);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const unsigned char* gradients = stage + (2 * pair + h) * QUERY_TILE;
-        uint32_t right[2][4], left[2][4];
-        load_along(right, stage + HEADS * QUERY_TILE + (2 * pair + h) * QUERY_KEYS * ROW, j);
+      for (int m = 0; m < 2; ++m)
+        load_transposed(left[m], gradients + place<2 * QUERIES>(j + (lane & 7) + 8 * (lane >> 4),
+                                                                (within + 16 * m) / 8 + ((lane >> 3) & 1)));
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          load_transposed(left[m], gradients + place<2 * QUERIES>(j + (lane & 7) + 8 * (lane >> 4),
-                                                                  (within + 16 * m) / 8 + ((lane >> 3) & 1)));
-          multiply_along(dq[h][m], left[m], right);
-        }
-      }
+      for (int m = 0; m < 2; ++m) multiply_along(dq[m], left[m], right);
+    }
   };
 
-  // The sum over the heads: a thread has eight queries of a key.
+  // The sum over the heads: a thread has eight queries of a key. Neighbours have neighbouring keys, in different banks.
   auto add_up = [&](int i) {
     const unsigned char* stage = shared + (i % QUERY_STAGES) * QUERY_STAGE;
     float* sum = sums + (i & 1) * SUM + AROUND * SUM_ROW;
-    for (int item = tid; item < QUERY_KEYS * QUERIES / 8; item += QUERY_THREADS) {
-      const int key = item >> 3, chunk = item & 7;
+    for (int item = tid; item < ADDS; item += ADDERS) {
+      const int key = item % QUERY_KEYS, chunk = item / QUERY_KEYS;
       float total[8] = {};
 #pragma unroll
       for (int h = 0; h < HEADS; ++h) {
@@ -563,55 +596,46 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
   };
 
   // By bucket of time: a thread has half a row, of which it keeps one bucket's sum `open`, because buckets of
-  // neighbouring keys are mostly equal. It has a histogram of its own. With few heads a thread has more than one half.
-  constexpr int HALVES = 2 * QUERIES / (QUERY_THREADS < 2 * QUERIES ? QUERY_THREADS : 2 * QUERIES);
-  int open[HALVES] = {};
-  float in_open[HALVES] = {};
-  uint4 buckets[HALVES];
+  // neighbouring keys are mostly equal. It has a histogram of its own.
+  const int tally = tid - FIRST_TALLY, half = tally / QUERIES, query = tally % QUERIES;
+  const bool has_half = HAS_TIME && tally >= 0 && tally < HALF_ROWS && first + query < length;
+  int open = 0;
+  float in_open = 0.0f;
+  uint4 buckets = {};
   auto fetch_buckets = [&](int i) {
-#pragma unroll
-    for (int n = 0; n < HALVES; ++n) {
-      const int item = tid + n * QUERY_THREADS, at = first + item % QUERIES, key = i * QUERY_KEYS + item / QUERIES * 16;
-      if (item < 2 * QUERIES && at < length)
-        buckets[n] = __ldg(reinterpret_cast<const uint4*>(a.buckets + (blockIdx.y * a.longest + at) * S + key));
-    }
+    if (has_half)
+      buckets = __ldg(reinterpret_cast<const uint4*>(
+          a.buckets + (blockIdx.y * a.longest + first + query) * S + i * QUERY_KEYS + half * 16));
   };
-  auto close = [&](int n, int item) {
-    histograms[item / QUERIES * HISTOGRAM + item % QUERIES * BUCKETS + min(open[n], last)] += in_open[n];
-  };
+  auto close = [&] { histograms[half * HISTOGRAM + query * BUCKETS + min(open, last)] += in_open; };
   auto tally_buckets = [&](const float* sum) {
+    if (!has_half) return;
+    const uint32_t four[4] = {buckets.x, buckets.y, buckets.z, buckets.w};
+    float x[16];  // all at once, or each would wait for the stores before it
 #pragma unroll
-    for (int n = 0; n < HALVES; ++n) {
-      const int item = tid + n * QUERY_THREADS;
-      if (item >= 2 * QUERIES || first + item % QUERIES >= length) continue;
-      const uint32_t four[4] = {buckets[n].x, buckets[n].y, buckets[n].z, buckets[n].w};
-      float x[16];  // all at once, or each would wait for the stores before it
+    for (int e = 0; e < 16; ++e) x[e] = sum[query * SUM_ROW + half * 16 + e];
+    const uint32_t same = 0x01010101u * open;
+    if (((four[0] ^ same) | (four[1] ^ same) | (four[2] ^ same) | (four[3] ^ same)) == 0) {
+      float total[4] = {};
 #pragma unroll
-      for (int e = 0; e < 16; ++e) x[e] = sum[item % QUERIES * SUM_ROW + item / QUERIES * 16 + e];
-      const uint32_t same = 0x01010101u * open[n];
-      if (((four[0] ^ same) | (four[1] ^ same) | (four[2] ^ same) | (four[3] ^ same)) == 0) {
-        float total[4] = {};
+      for (int e = 0; e < 16; ++e) total[e & 3] += x[e];
+      in_open += (total[0] + total[1]) + (total[2] + total[3]);
+      return;
+    }
 #pragma unroll
-        for (int e = 0; e < 16; ++e) total[e & 3] += x[e];
-        in_open[n] += (total[0] + total[1]) + (total[2] + total[3]);
-        continue;
+    for (int e = 0; e < 16; ++e) {
+      const int bucket = (four[e >> 2] >> (8 * (e & 3))) & 255u;
+      if (bucket != open) {
+        close();
+        open = bucket, in_open = 0.0f;
       }
-#pragma unroll
-      for (int e = 0; e < 16; ++e) {
-        const int bucket = (four[e >> 2] >> (8 * (e & 3))) & 255u;
-        if (bucket != open[n]) {
-          close(n, item);
-          open[n] = bucket, in_open[n] = 0.0f;
-        }
-        in_open[n] += x[e];
-      }
+      in_open += x[e];
     }
   };
   // By distance: a thread has a diagonal. Where there are enough threads, they are not those that sum by bucket.
   auto tally_distances = [&](int i, const float* sum) {
-    constexpr int BEGIN = QUERY_THREADS >= 2 * QUERIES + DIAGONALS ? 2 * QUERIES : 0;
-    if (tid < BEGIN) return;
-    for (int diagonal = tid - BEGIN; diagonal < DIAGONALS; diagonal += QUERY_THREADS - BEGIN) {
+    if (tally < FIRST_DIAGONAL) return;
+    for (int diagonal = tally - FIRST_DIAGONAL; diagonal < DIAGONALS; diagonal += TALLIERS - FIRST_DIAGONAL) {
       const int distance = first - i * QUERY_KEYS + diagonal - AROUND;
       if (distance < 0) continue;
       float total[4] = {};
@@ -628,9 +652,9 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
     if (i + 1 < stages) fetch(i + 1);
     if (i < stages) {
       compute(i);
-      if (TALLIES) add_up(i);
+      if (TALLIES && tid < ADDERS) add_up(i);
     }
-    if (TALLIES && i >= 1) {
+    if (TALLIES && i >= 1 && tally >= 0) {
       const float* sum = sums + ((i - 1) & 1) * SUM + AROUND * SUM_ROW;
       if (HAS_TIME) tally_buckets(sum);
       if (HAS_POSITION) tally_distances(i - 1, sum);
@@ -639,15 +663,9 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
   }
   const float scale = static_cast<float>(a.scale);
 #pragma unroll
-  for (int h = 0; h < 2; ++h)
-#pragma unroll
-    for (int m = 0; m < 2; ++m)
-      store_rows(a.dq + start * a.grad_token + (2 * pair + h) * a.grad_head, a.grad_token, dq[h][m], row + 16 * m, length,
-                 scale);
-  if (HAS_TIME)
-#pragma unroll
-    for (int n = 0; n < HALVES; ++n)
-      if (tid + n * QUERY_THREADS < 2 * QUERIES) close(n, tid + n * QUERY_THREADS);
+  for (int m = 0; m < 2; ++m)
+    store_rows(a.dq + start * a.grad_token + head * a.grad_head, a.grad_token, dq[m], row + 16 * m, length, scale);
+  if (has_half) close();
   if (TALLIES) __syncthreads();
   if (HAS_TIME)
     for (int i = tid; i <= last; i += QUERY_THREADS) {

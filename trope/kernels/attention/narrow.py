@@ -30,7 +30,7 @@ class Tile(NamedTuple):
 
 SHEET = Tile(rows=BLOCK, threads=128, shared=4 * (MOST_BUCKETS + 128))
 FORWARD = Tile(rows=128, threads=256, shared=2 * (32 << 10))
-KEYS = Tile(rows=64, threads=128, shared=2 * (24 << 10) + (16 << 10))
+KEYS = Tile(rows=64, threads=256, shared=2 * (24 << 10) + (16 << 10))
 QUERY_ROWS, QUERY_KEYS = 64, 32
 
 
@@ -64,7 +64,7 @@ def query_tile(H: int, L: int) -> Tile:
     """The tile of narrow_queries. Its memory: stages, sums, histograms, two each; distances."""
     stage, sums = 2 * H * QUERY_KEYS * (QUERY_ROWS + HEAD_DIM), (QUERY_ROWS + 2 * QUERY_KEYS - 2) * (QUERY_KEYS + 1) * 4
     histogram = QUERY_ROWS * MOST_BUCKETS * 4
-    return Tile(QUERY_ROWS, 32 * H, 2 * (stage + sums + histogram) + row_stride(L) * 4)
+    return Tile(QUERY_ROWS, 64 * H, 2 * (stage + sums + histogram) + row_stride(L) * 4)
 
 
 def with_sheet(

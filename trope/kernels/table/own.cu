@@ -45,6 +45,22 @@ __device__ __forceinline__ float sum_of_warp(float x) {
   return x;
 }
 
+// A token's outputs; in bf16 two share a register, and z and w are not used.
+__device__ __forceinline__ void load_output(uint4 (&x)[PARTS], const void* out, int token) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int p = 0; p < PARTS; ++p) {
+    if (IS_BF16) {
+      const bf16_t* from = static_cast<const bf16_t*>(out) + 128 * p + 4 * lane;
+      const uint2 pairs = __ldg(reinterpret_cast<const uint2*>(from + static_cast<long long>(token) * WIDTH));
+      x[p].x = pairs.x, x[p].y = pairs.y;
+    } else {
+      const float* from = static_cast<const float*>(out) + 128 * p + 4 * lane;
+      x[p] = __ldg(reinterpret_cast<const uint4*>(from + static_cast<long long>(token) * WIDTH));
+    }
+  }
+}
+
 // sum += coef * a row of outputs
 __device__ __forceinline__ void add_output(float (&sum)[PARTS][4], const uint4 (&x)[PARTS], float coef) {
 #pragma unroll
@@ -107,25 +123,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) update_others(const Arg
       float g[PARTS][4] = {};
       for (int at = begin; at < end; at += 32) {
         if (at != begin) entry = entry_of(at, end);
-        const float coef = at + lane < end ? __ldg(a.coefs + entry) : 0.0f;
-        const int token = entry / CANDIDATES, count = min(end - at, 32);
-        for (int i = 0; i < count; i += TOGETHER) {
-          uint4 x[TOGETHER][PARTS] = {};
+        const int last = min(end - at, 32) - 1;
+        const float coef = lane <= last ? __ldg(a.coefs + entry) : 0.0f;
+        // Lanes without an entry have the last one's token, and a coefficient of 0: nobody asks which entries exist.
+        const int token = __shfl_sync(ALL_LANES, entry / CANDIDATES, min(lane, last));
+        for (int i = 0; i <= last; i += TOGETHER) {
+          uint4 x[TOGETHER][PARTS];
 #pragma unroll
-          for (int n = 0; n < TOGETHER; ++n) {
-            const long long begins = static_cast<long long>(__shfl_sync(ALL_LANES, token, i + n)) * WIDTH + 4 * lane;
-            if (i + n < count)
-#pragma unroll
-              for (int p = 0; p < PARTS; ++p) {
-                if (IS_BF16) {
-                  const uint2 pairs =
-                      __ldg(reinterpret_cast<const uint2*>(static_cast<const bf16_t*>(a.out) + begins + 128 * p));
-                  x[n][p].x = pairs.x, x[n][p].y = pairs.y;
-                } else {
-                  x[n][p] = __ldg(reinterpret_cast<const uint4*>(static_cast<const float*>(a.out) + begins + 128 * p));
-                }
-              }
-          }
+          for (int n = 0; n < TOGETHER; ++n) load_output(x[n], a.out, __shfl_sync(ALL_LANES, token, i + n));
 #pragma unroll
           for (int n = 0; n < TOGETHER; ++n) add_output(g, x[n], __shfl_sync(ALL_LANES, coef, i + n));
         }
@@ -141,9 +146,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) update_others(const Arg
 #pragma unroll
         for (int e = 0; e < 4; ++e) along += g[p][e] * w[p][e], squared += w[p][e] * w[p][e];
       }
-      const float length = sqrtf(sum_of_warp(squared)), inverse = 1.0f / max(length, least);
+      squared = sum_of_warp(squared), along = sum_of_warp(along);
+      const float length = sqrtf(squared), inverse = 1.0f / max(length, least);
       // Back through the normalisation: without the radial part, over the length.
-      const float radial = length > least ? sum_of_warp(along) * inverse * inverse : 0.0f;
+      const float radial = length > least ? along * inverse * inverse : 0.0f;
       float square = 0.0f;
 #pragma unroll
       for (int p = 0; p < PARTS; ++p)
@@ -169,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) update_others(const Arg
         for (int e = 0; e < 4; ++e) {
           avg[e] = avg[e] * beta1 + g[p][e] * rest1;
           of_each[e] = ROWWISE ? sq : of_each[e] * beta2 + g[p][e] * g[p][e] * rest2;
-          w[p][e] = w[p][e] * decay - avg[e] * (step_size / (sqrtf(of_each[e]) * inverse_root2 + eps));
+          w[p][e] = w[p][e] * decay - avg[e] * fast_quotient(step_size, fast_sqrt(of_each[e]) * inverse_root2 + eps);
           squared += w[p][e] * w[p][e];
         }
         __stcs(reinterpret_cast<float4*>(a.table + begins + 128 * p), float4{w[p][0], w[p][1], w[p][2], w[p][3]});
