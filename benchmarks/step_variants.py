@@ -37,7 +37,14 @@ VARIANTS: dict[str, dict[str, Variant]] = {
     "pixel1m": {
         "before": BEFORE,
         "last first": {"fused.OWN_SHARE": 0, "fused.OWN_PRIORITY": 0},
-        **{f"own {share}": {"fused.OWN_SHARE": share} for share in (0.28, 0.33, 0.38, 0.42, 0.46, 0.5)},
+        **{f"own {share}": {"fused.OWN_SHARE": share} for share in (0.38, 0.5)},
+        "last 2": {"fused.LAST_PRIORITY": -2},
+        **{
+            f"last and soon 2, own {share}": {
+                "fused.LAST_PRIORITY": -2, "fused.SOON_PRIORITY": -2, "fused.OWN_SHARE": share
+            }
+            for share in (0.38, 0.42, 0.46, 0.5)
+        },
     },
     "tiny": {"default": {}, "before": BEFORE},
 }

@@ -63,7 +63,7 @@ BESIDE = 1 << 14
 OWN_SHARE = 0.42
 # Priorities of streams; the network's is -1, and a lower number goes first. The table's multiprocessors are taken
 # before the network spreads over all. At the step's end the chain of small launches may not wait for the table.
-OWN_PRIORITY, LAST_PRIORITY = -2, -1
+OWN_PRIORITY, LAST_PRIORITY, SOON_PRIORITY = -2, -1, -1
 _EMBED_STREAM = 0  # of dropout; blocks have 1, 2, ..
 
 logger = logging.getLogger("trope")
@@ -124,7 +124,7 @@ class FusedStep:
         # The network goes first: `aside` and `small`, which sort its entries, take what is free. `soon` is for what the
         # network waits for, `own` for the table's update, `last` for the chain of small launches at the end.
         self.aside, self.small = Aside(self.device), Aside(self.device)
-        self.soon = Aside(self.device, priority=-1)
+        self.soon = Aside(self.device, SOON_PRIORITY)
         self.own, self.last = Aside(self.device, OWN_PRIORITY), Aside(self.device, LAST_PRIORITY)
         self.multiprocessors = 0
         if self.is_captured:

@@ -41,7 +41,7 @@ constexpr int BUCKETS = 129;  // most time weights; odd, so that rows of a histo
 struct Arguments {  // 8 bytes each, in the order of narrow.py
   const bf16_t *q, *k, *v, *dy;       // [T, HEADS, D]
   bf16_t *y, *dq, *dk, *dv;           // [T, HEADS, D]; y is contiguous
-  bf16_t* ds;                         // [B, HEADS, S keys, S queries], without the factor 1 / n
+  uint32_t* ds;                       // [B, HEADS, S / 16 keys, S / 16 queries, PATCH], without the factor 1 / n
   bf16_t* sheet;                      // [B or 1, S, S], half of the bias
   const float *position, *time;       // weights [2 * centre + 1] and [last + 1]
   const uint8_t* buckets;             // [B, L, S]
@@ -51,6 +51,14 @@ struct Arguments {  // 8 bytes each, in the order of narrow.py
   long long row, sheet_stride, longest, centre, last;  // S, of a sequence's sheet, L, of distance 0, the last bucket
   double scale;                                        // 1 / n
 };
+
+// The gradient of 16 keys' scores with 16 queries, as the lanes of narrow_keys hold it: four 8 x 8 matrices, a row for each
+// key. They are keys 0-7 and 8-15 of queries 0-7, then the same of queries 8-15. Written so, every store of a warp is one
+// whole line, and nothing goes through shared memory, whose speed is the limit here.
+constexpr int PATCH = 128;  // pairs of numbers
+__device__ __forceinline__ long long patch_of(long long unit, int keys, int queries, int S) {
+  return (unit * (S / 16) + keys) * (S / 16) + queries;
+}
 
 // Offset in bytes of a chunk of 16 bytes in a tile with rows of BYTES.
 template <int BYTES> __device__ __forceinline__ int place(int row, int chunk) {
@@ -269,8 +277,8 @@ extern "C" __global__ void __launch_bounds__(SHEET_THREADS) narrow_sheet(const A
 
 #ifndef FORWARD_ROWS
 #define FORWARD_ROWS 32
-#define FORWARD_PROGRAMS 2
-#define FORWARD_QUERIES 128
+#define FORWARD_PROGRAMS 3
+#define FORWARD_QUERIES 64
 #define FORWARD_STAGES 2
 #endif
 constexpr int FORWARD_KEYS = 64, FORWARD_M = FORWARD_ROWS / 16, FORWARD_GROUPS = FORWARD_QUERIES / FORWARD_ROWS;
@@ -375,7 +383,7 @@ extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_PROGRAMS) 
 // --------------------------------------------------------------------------------------------------------------- keys
 
 #ifndef KEY_ROWS
-#define KEY_ROWS 16
+#define KEY_ROWS 32
 #define KEY_PROGRAMS 2
 #define KEYS 64
 #define KEY_STAGES 2
@@ -384,7 +392,6 @@ constexpr int KEY_GROUPS = KEYS / KEY_ROWS, KEY_M = KEY_ROWS / 16;  // warps of 
 constexpr int KEY_THREADS = 64 * KEY_GROUPS, KEY_QUERIES = 64;
 constexpr int KEY_TILE = 2 * KEY_QUERIES * ROW, KEY_BIAS = KEY_QUERIES * KEYS * 2;
 constexpr int KEY_STAGE = 2 * KEY_TILE + KEY_BIAS;  // queries, gradients of y, bias
-constexpr int KEY_OUT = KEY_ROWS * KEY_QUERIES * 2;  // gradients of a warp's scores of a stage
 
 // Grid (tiles of keys, HEADS / 2, B).
 extern "C" __global__ void __launch_bounds__(KEY_THREADS, KEY_PROGRAMS) narrow_keys(const Arguments a) {
@@ -423,8 +430,12 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, KEY_PROGRAMS) narrow_k
     halve(k[m]);
     halve(v[m]);
   }
-  unsigned char* mine = shared + KEY_STAGES * KEY_STAGE + warp * KEY_OUT;
-  bf16_t* ds = a.ds + ((static_cast<long long>(blockIdx.z) * HEADS + head) * S + row + (lane >> 3)) * S + 8 * (lane & 7);
+  uint32_t* ds[KEY_M];  // of this warp's keys and the queries of the stage
+#pragma unroll
+  for (int m = 0; m < KEY_M; ++m) {
+    const long long unit = static_cast<long long>(blockIdx.z) * HEADS + head;
+    ds[m] = a.ds + patch_of(unit, row / 16 + m, from * KEY_QUERIES / 16, S) * PATCH + lane;
+  }
   const Places places;
   auto compute = [&](int i) {
     const unsigned char* stage = shared + (i % KEY_STAGES) * KEY_STAGE;
@@ -462,19 +473,9 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, KEY_PROGRAMS) narrow_k
         multiply_along(dv[m], probability[m], d_right);
         multiply_along(dk[m], gradient[m], right);
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          *reinterpret_cast<uint32_t*>(
-              mine + place<2 * KEY_QUERIES>(16 * m + (lane >> 2) + 8 * (e & 1), j / 8 + (e >> 1)) + 4 * (lane & 3)) =
-              gradient[m][e];
+        for (int e = 0; e < 4; ++e) __stcs(ds[m] + j / 16 * PATCH + 32 * e, gradient[m][e]);
       }
     }
-    // Whole rows of 128 bytes go to memory: four bytes at a time would take half as long as everything else.
-    __syncwarp();
-#pragma unroll
-    for (int n = 0; n < KEY_ROWS; n += 4)
-      *reinterpret_cast<uint4*>(ds + static_cast<long long>(n) * S + i * KEY_QUERIES) =
-          *reinterpret_cast<const uint4*>(mine + place<2 * KEY_QUERIES>(n + (lane >> 3), lane & 7));
-    __syncwarp();
   };
   for (int i = from; i < stages; ++i) {
     wait_copies<KEY_STAGES - 2>();
@@ -482,6 +483,8 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, KEY_PROGRAMS) narrow_k
     fetch(i + KEY_STAGES - 1);
     // Also what is hidden in tiles on the diagonal: others read whole tiles of the scores' gradient.
     if (KEYS <= KEY_QUERIES || (i + 1) * KEY_QUERIES > row) compute(i);
+#pragma unroll
+    for (int m = 0; m < KEY_M; ++m) ds[m] += KEY_QUERIES / 16 * PATCH;
   }
   const float scale = static_cast<float>(a.scale);
   const long long out = start * a.grad_token + head * a.grad_head;
@@ -495,7 +498,7 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, KEY_PROGRAMS) narrow_k
 // ------------------------------------------------------------------------------------------------------------ queries
 
 constexpr int QUERIES = 64, QUERY_KEYS = 32, QUERY_THREADS = 64 * HEADS, QUERY_STAGES = 2;
-constexpr int QUERY_TILE = QUERY_KEYS * QUERIES * 2;  // gradients of a head's scores, a row for each key
+constexpr int QUERY_TILE = QUERY_KEYS * QUERIES * 2;  // gradients of a head's scores, in patches
 constexpr int QUERY_STAGE = HEADS * (QUERY_TILE + QUERY_KEYS * ROW);  // and its keys
 // The sum of the gradients over all heads. Rows begin in different banks; rows of zeros around it complete the diagonals.
 constexpr int SUM_ROW = QUERY_KEYS + 1, AROUND = QUERY_KEYS - 1, SUM = (QUERIES + 2 * AROUND) * SUM_ROW;
@@ -521,9 +524,9 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
   const int length = static_cast<int>(a.lengths[blockIdx.y]), S = static_cast<int>(a.row);
   const long long start = a.starts[blockIdx.y];  // before the return: both loads wait for memory together
   const int last = static_cast<int>(a.last);
-  const long long unit = static_cast<long long>(blockIdx.y) * gridDim.x + tile;
-  float* by_distance = a.by_distance + unit * S;
-  float* by_bucket = a.by_bucket + unit * (last + 1);
+  const long long part = static_cast<long long>(blockIdx.y) * gridDim.x + tile;
+  float* by_distance = a.by_distance + part * S;
+  float* by_bucket = a.by_bucket + part * (last + 1);
   if (first >= length) {
     if (HAS_POSITION)
       for (int i = tid; i < S; i += QUERY_THREADS) by_distance[i] = 0.0f;
@@ -533,19 +536,21 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
   }
   const int stages = (min(first + QUERIES, length) + QUERY_KEYS - 1) / QUERY_KEYS;
   RowCopy<HEADS, QUERY_KEYS, QUERY_THREADS> copy_keys(a.k + start * a.k_token, a.k_token, a.k_head, 0, length);
-  // Threads copy 8 * HEADS rows of 128 bytes at once. Heads' tiles lie one behind the other.
-  const int copied = tid / 8;
-  const bf16_t* ds = a.ds + static_cast<long long>(blockIdx.y) * HEADS * S * S + first + 8 * (tid & 7) +
-                     (static_cast<long long>(copied / QUERY_KEYS) * S + copied % QUERY_KEYS) * S;
-  const int to = place<2 * QUERIES>(copied, tid & 7);
+  // Two rows of patches of every head, each one piece of memory. Threads copy HEADS / 2 rows at once.
+  constexpr int ROW_PATCHES = QUERIES / 16, ROW_THREADS = ROW_PATCHES * PATCH / 4, ROWS_AT_ONCE = QUERY_THREADS / ROW_THREADS;
+  static_assert(QUERY_KEYS == 32 && (ROWS_AT_ONCE == 1 || ROWS_AT_ONCE % 2 == 0), "the rows of a thread are as far apart");
+  const int copied = tid / ROW_THREADS;
+  const long long unit = static_cast<long long>(blockIdx.y) * HEADS;
+  const uint32_t* ds =
+      a.ds + patch_of(unit + copied / 2, copied % 2, first / 16, S) * PATCH + 4 * (tid % ROW_THREADS);
   auto fetch = [&](int i) {
     unsigned char* stage = shared + (i % QUERY_STAGES) * QUERY_STAGE;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const int h = 8 * HEADS * n / QUERY_KEYS, row = 8 * HEADS * n % QUERY_KEYS;
-      copy16(stage + 8 * HEADS * n * 2 * QUERIES + to, ds + (static_cast<long long>(h) * S + row) * S, true);
+    for (int n = 0; n < 2 * HEADS / ROWS_AT_ONCE; ++n) {
+      const long long patch = patch_of(ROWS_AT_ONCE * n / 2, ROWS_AT_ONCE * n % 2, 0, S);
+      copy16_once(stage + (n * QUERY_THREADS + tid) * 16, ds + patch * PATCH);
     }
-    ds += QUERY_KEYS * S;
+    ds += patch_of(0, 2, 0, S) * PATCH;
     copy_keys(stage + HEADS * QUERY_TILE);
     commit_copies();
   };
@@ -564,14 +569,15 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
   auto compute = [&](int i) {
     const unsigned char* stage = shared + (i % QUERY_STAGES) * QUERY_STAGE;
     const unsigned char* gradients = stage + head * QUERY_TILE;
+    // Turned, so keys 8-15 of queries 0-7 come last but one.
+    const int in_patch = ((lane >> 4) + 2 * ((lane >> 3) & 1)) * PATCH + (lane & 7) * 16;
 #pragma unroll
     for (int j = 0; j < QUERY_KEYS; j += 16) {
       uint32_t right[2][4], left[2][4];
       load_along(right, stage + HEADS * QUERY_TILE + head * QUERY_KEYS * ROW, j, places);
 #pragma unroll
       for (int m = 0; m < 2; ++m)
-        load_transposed(left[m], gradients + place<2 * QUERIES>(j + (lane & 7) + 8 * (lane >> 4),
-                                                                (within + 16 * m) / 8 + ((lane >> 3) & 1)));
+        load_transposed(left[m], gradients + (j / 16 * ROW_PATCHES + within / 16 + m) * 4 * PATCH + in_patch);
 #pragma unroll
       for (int m = 0; m < 2; ++m) multiply_along(dq[m], left[m], right);
     }
@@ -583,10 +589,12 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
     float* sum = sums + (i & 1) * SUM + AROUND * SUM_ROW;
     for (int item = tid; item < ADDS; item += ADDERS) {
       const int key = item % QUERY_KEYS, chunk = item / QUERY_KEYS;
+      const int matrix = 4 * (key / 16 * ROW_PATCHES + chunk / 2) + 2 * (chunk & 1) + ((key >> 3) & 1);
+      const int at = matrix * PATCH + (key & 7) * 16;
       float total[8] = {};
 #pragma unroll
       for (int h = 0; h < HEADS; ++h) {
-        const uint4 x = *reinterpret_cast<const uint4*>(stage + h * QUERY_TILE + place<2 * QUERIES>(key, chunk));
+        const uint4 x = *reinterpret_cast<const uint4*>(stage + h * QUERY_TILE + at);
         total[0] += low_of(x.x), total[1] += high_of(x.x), total[2] += low_of(x.y), total[3] += high_of(x.y);
         total[4] += low_of(x.z), total[5] += high_of(x.z), total[6] += low_of(x.w), total[7] += high_of(x.w);
       }

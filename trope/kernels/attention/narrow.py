@@ -29,8 +29,8 @@ class Tile(NamedTuple):
 
 
 SHEET = Tile(rows=BLOCK, threads=128, shared=4 * (MOST_BUCKETS + 128))
-FORWARD = Tile(rows=128, threads=256, shared=2 * (32 << 10))
-KEYS = Tile(rows=64, threads=256, shared=2 * (24 << 10) + (16 << 10))
+FORWARD = Tile(rows=64, threads=128, shared=2 * (24 << 10))
+KEYS = Tile(rows=64, threads=128, shared=2 * (24 << 10))
 QUERY_ROWS, QUERY_KEYS = 64, 32
 
 
