@@ -152,8 +152,6 @@ def main() -> None:
             if time.monotonic() - began > arguments.seconds:
                 print(f"no time for: {way}")
                 break
-            if False and shape[2] * shape[3] > 256:
-                continue
             with having(settings):
                 try:
                     found = block()

@@ -3,6 +3,7 @@
 #
 #   bash benchmarks/gpu.sh tests OUT            pytest -m gpu, six files at a time; compiling the kernels takes most of it
 #   bash benchmarks/gpu.sh serve OUT            many moments of one user, answers a second
+#   bash benchmarks/gpu.sh warm OUT             compiles what `speed` and `speed-large` need, all at once; times nothing
 #   bash benchmarks/gpu.sh speed OUT            steps a second of all models at the paper's shapes: the small ones
 #   bash benchmarks/gpu.sh speed-large OUT      the same: the shop, long histories, large catalogues
 #   bash benchmarks/gpu.sh speed-parts OUT      the rotary kernels, evaluation, and a step by kernel
@@ -13,7 +14,7 @@
 # of one commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-part=${1:?tests, serve, speed, speed-large, speed-parts, accuracy or replay} out=${2:?a folder for what is measured}
+part=${1:?tests, serve, warm, speed, speed-large, speed-parts, accuracy or replay} out=${2:?a folder for what is measured}
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
@@ -36,6 +37,18 @@ case $part in
   serve)
     PYTHONPATH=. "$python" benchmarks/look.py --device cuda --length 1024 | tee "$out/look-h200.txt"
     PYTHONPATH=. "$python" benchmarks/answers.py --device cuda --out "$out/answers-h200.json"
+    ;;
+  warm)
+    compile() { "$python" -m trope bench train --quick "$@" > /dev/null & }
+    for shape in pixel1m ml20m; do
+      compile --shape $shape --model hstu --model hstu-time --lengths full
+      compile --shape $shape --model hstu-torope --lengths full
+      compile --shape $shape --model hstu-trope-attention --model hstu-trope
+      compile --shape $shape --model transformer --model transformer-trope --lengths full
+    done
+    compile --shape shop --model hstu-time --model hstu-trope-attention --model hstu-trope
+    for shape in pixel200k pixel8m books shop-long; do compile --shape $shape --model hstu-trope --lengths full; done
+    wait
     ;;
   speed)
     steps train-small --shape pixel1m --shape ml20m --lengths full --model hstu --model hstu-time --model hstu-torope \

@@ -30,21 +30,14 @@ MODULES: dict[str, ModuleType] = {"fused": fused, "narrow": narrow}
 Variant = dict[str, Any]  # "module.CONSTANT" to value
 
 TRITON = {"narrow.HEAD_DIM": 0}  # attention for heads of 32, too
-BEFORE = {"fused.OWN_SHARE": 0, "fused.OWN_PRIORITY": 0, "fused.LAST_PRIORITY": 0}
+BEFORE = {"fused.OWN_SHARE": 0, "fused.AHEAD": -1}  # the table shares all multiprocessors
 VARIANTS: dict[str, dict[str, Variant]] = {
     "shop": {"default": {}, "triton": TRITON},
     "shop-long": {"default": {}, "triton": TRITON},
     "pixel1m": {
         "before": BEFORE,
-        "last first": {"fused.OWN_SHARE": 0, "fused.OWN_PRIORITY": 0},
-        **{f"own {share}": {"fused.OWN_SHARE": share} for share in (0.38, 0.5)},
-        "last 2": {"fused.LAST_PRIORITY": -2},
-        **{
-            f"last and soon 2, own {share}": {
-                "fused.LAST_PRIORITY": -2, "fused.SOON_PRIORITY": -2, "fused.OWN_SHARE": share
-            }
-            for share in (0.38, 0.42, 0.46, 0.5)
-        },
+        **{f"own {share}": {"fused.OWN_SHARE": share} for share in (0.24, 0.33, 0.38, 0.42, 0.46, 0.5, 0.6, 0.75)},
+        "equal priority at the end": {"fused.AHEAD": -1},
     },
     "tiny": {"default": {}, "before": BEFORE},
 }

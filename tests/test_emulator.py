@@ -97,6 +97,9 @@ extern "C" __global__ void writes_outside(const Arguments a) {
   reinterpret_cast<float*>(memory)[threadIdx.x] = 1;
 }
 
+extern "C" __global__ void reads_beyond(const Arguments a) { a.y[0] = a.y[a.n]; }
+extern "C" __global__ void writes_before(const Arguments a) { a.y[-1024] = 1.0f; }
+
 extern "C" __global__ void groups(const Arguments a) {
   SHARED(memory);
   float* kept = reinterpret_cast<float*>(memory);
@@ -201,12 +204,28 @@ def test_rounding_is_torchs(small: Module, rng: torch.Generator) -> None:
         ("barrier_in_branch", r"warp 1, lanes wait at different places: lane 0 at multiply .* lane 8 at __syncthreads"),
         ("multiply_after_return", r"multiply .* needs all 32 lanes"),
         ("writes_outside", r"wrote byte 128 of 128 bytes of shared memory"),
+        ("reads_beyond", r"touches memory outside of all tensors"),
+        ("writes_before", r"touches memory outside of all tensors"),
     ],
 )
 def test_what_is_undefined_on_a_gpu_is_reported(kernel: str, error: str, small: Module) -> None:
     for _ in range(2):  # the second launch starts afresh
         with pytest.raises(RuntimeError, match=error):
             small.launch(kernel, (2, 1, 1), 64, 128, [torch.zeros(64), 64, 0.0])
+
+
+def test_two_libraries_do_not_share_their_arguments(small: Module, tmp_path: Path) -> None:
+    """Both have a struct of this name, and the loader would take one for both."""
+    wide = tmp_path / "wide.cu"
+    wide.write_text(
+        '#include "warp.cuh"\nstruct Arguments { long long a[20]; float* y; };\n'
+        'extern "C" __global__ void last(const Arguments a) { a.y[threadIdx.x] = a.a[19]; }'
+    )
+    y, z = torch.full((256,), torch.nan), torch.zeros(32)
+    small.launch("shuffles", (1, 1, 1), 64, 0, [y, 0, 0.5])
+    compiled(wide, {}).launch("last", (1, 1, 1), 32, 0, [*range(20), z])
+    small.launch("shuffles", (1, 1, 1), 64, 0, [y, 0, 0.5])
+    assert (z == 19).all() and not y.isnan().any()
 
 
 def test_arguments_that_do_not_fit_are_refused(small: Module) -> None:

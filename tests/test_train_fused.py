@@ -322,6 +322,23 @@ def test_two_hundred_steps_agree_with_the_reference(name: str, table_state: str)
 
 
 @on_gpu
+@pytest.mark.usefixtures("same_negatives")
+def test_two_hundred_steps_with_the_kernels_in_cuda_agree_with_the_reference() -> None:
+    """Heads of 32 on histories of more than one tile, and a table that moves on multiprocessors of its own."""
+    shape = dataclasses.replace(TINY, width=128, heads=4, head_dim=32, max_len=80)
+    config = shape.config("hstu-trope", "model.dropout=0", "train.negatives=8")
+    data = generate(shape, users=100, full=True, device=CPU)
+    assert Parts(config, data.to("cuda"), torch.device("cuda")).fused(True).multiprocessors > 0
+    truth = losses(config, data, "cpu", is_bf16=False, plain=True)
+    exact = (losses(config, data, "cuda", is_bf16=False, plain=False) - truth).abs()
+    fused = (losses(config, data, "cuda", is_bf16=True, plain=False) - truth).abs()
+    plain = (losses(config, data, "cuda", is_bf16=True, plain=True) - truth).abs()
+    print(f"largest {exact.max():.5f} {fused.max():.4f} {plain.max():.4f}; mean {fused.mean():.5f} {plain.mean():.5f}")
+    assert exact.max() < 1e-3
+    assert fused[:20].max() < 0.02 and fused.mean() < 2 * plain.mean() + 0.005
+
+
+@on_gpu
 @pytest.mark.parametrize("settings", SHARED, ids=str)
 @pytest.mark.usefixtures("same_shared_negatives")
 def test_two_hundred_steps_with_shared_negatives_agree_with_the_reference(settings: tuple[str, ...]) -> None:
@@ -411,16 +428,24 @@ class Line:
 # Both sorts; the buckets of time, which the first block waits for; the ends of the sorts.
 SORT = ["small", "aside", "soon", "main", "main", "main"]
 # The table's other rows, the loss, the network's own matrices, the rest of it, and the norms of both.
-ROWS = ["own", "last", "soon", "last", "last", "main", "main", "main"]
+ROWS = ["aside", "last", "soon", "last", "last", "main", "main", "main"]
+OWN = ["own", *ROWS[1:]]
 
 
 @pytest.mark.parametrize(
-    ("clip", "beside", "expected"),
-    [(0, 10**6, SORT + ROWS), (1, 10**6, [*SORT, "last", "main"]), (0, 0, []), (1, 0, []), (0, 128, SORT + ROWS)],
-    ids=["all", "clipped", "nothing", "nothing, clipped", "small batches"],
+    ("clip", "beside", "multiprocessors", "expected"),
+    [
+        (0, 10**6, 0, SORT + ROWS),
+        (0, 10**6, 2, SORT + OWN),
+        (1, 10**6, 0, [*SORT, "last", "main"]),
+        (0, 0, 2, []),
+        (1, 0, 0, []),
+        (0, 128, 0, SORT + ROWS),
+    ],
+    ids=["all", "own multiprocessors", "clipped", "nothing", "nothing, clipped", "small batches"],
 )
 def test_every_step_waits_for_what_it_began_beside_the_network(
-    clip: int, beside: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    clip: int, beside: int, multiprocessors: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever its size: another stream waits for the first before it begins, and the first for it at the end."""
     waits: list[str] = []
@@ -432,6 +457,7 @@ def test_every_step_waits_for_what_it_began_beside_the_network(
     step = Parts(TINY.config("hstu-trope", "train.negatives=8", f"train.clip={clip}"), data).fused()
     for name in ("aside", "soon", "small", "own", "last"):
         getattr(step, name).stream = Line(name, waits)
+    step.multiprocessors = multiprocessors
     sizes = set()
     for number in range(6):
         step(0, number, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import re
 import shutil
 import subprocess
@@ -30,6 +31,38 @@ extern "C" const char* run_{name}(const void* arguments, size_t bytes, const int
 """
 
 
+class Fenced:
+    """Copies of tensors' memory, each between two pages that nobody may touch; written back at the end."""
+
+    PAGE = mmap.PAGESIZE
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in tensors}
+        self.copies: dict[int, tuple[mmap.mmap, int]] = {}
+
+    def __enter__(self) -> Fenced:
+        libc = ctypes.CDLL(None, use_errno=True)
+        for address, storage in self.storages.items():
+            pages = -(-storage.nbytes() // self.PAGE)
+            memory = mmap.mmap(-1, (pages + 2) * self.PAGE)
+            base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            # It ends at the second fence, but for what is needed to begin at a multiple of 16.
+            begin = base + (pages + 1) * self.PAGE - -(-storage.nbytes() // 16) * 16
+            ctypes.memmove(begin, address, storage.nbytes())
+            for fence in (base, base + (pages + 1) * self.PAGE):
+                assert libc.mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(self.PAGE), 0) == 0  # PROT_NONE
+            self.copies[address] = memory, begin
+        return self
+
+    def address(self, x: Tensor) -> int:
+        storage = x.untyped_storage().data_ptr()
+        return self.copies[storage][1] + x.data_ptr() - storage if storage else 0
+
+    def __exit__(self, *_: object) -> None:
+        for address, (_memory, begin) in self.copies.items():
+            ctypes.memmove(address, begin, self.storages[address].nbytes())
+
+
 class Module:
     """A compiled .cu file."""
 
@@ -50,8 +83,9 @@ class Module:
                 raise ValueError(f"the emulator takes CPU tensors, got one on {x.device}")
         run = self.library[f"run_{name}"]
         run.restype = ctypes.c_char_p
-        data = packed(arguments)
-        error = run(data, ctypes.c_size_t(len(data)), (ctypes.c_int * 3)(*grid), threads, shared_bytes)
+        with Fenced([x for x in arguments if isinstance(x, Tensor)]) as fenced:
+            data = packed([fenced.address(x) if isinstance(x, Tensor) else x for x in arguments])
+            error = run(data, ctypes.c_size_t(len(data)), (ctypes.c_int * 3)(*grid), threads, shared_bytes)
         if error:
             raise RuntimeError(f"{name}: {error.decode()}")
 

@@ -5,12 +5,13 @@
 // same line, does what the collective does, and lets them go. Which warp runs next, and in which direction its lanes run,
 // is drawn from a generator seeded by the block, so that a missing barrier shows and shows again.
 //
-// What a GPU would let pass is made to fail: shared memory is full of NaN at first, so is the destination of a copy until
+// What a GPU would let pass is made to fail: memory outside of all tensors may not be touched (`Fenced` in __init__.py), shared memory is full of NaN at first, so is the destination of a copy until
 // wait_copies, what a lane reads from an absent lane is NaN, and bytes on both sides of shared memory must stay as they are.
 
 #pragma once
 
 #include <setjmp.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -333,6 +334,7 @@ __attribute__((noinline)) static void prepare(Fiber* fiber, unsigned char* stack
   if (!_setjmp(scheduler)) swapcontext(&here, &there);
 }
 
+namespace {  // or the linker would take the one of another kernel's library, whose Arguments have the same name
 template <class Arguments> struct Call {
   static void (*kernel)(Arguments);
   static Arguments arguments;
@@ -340,6 +342,7 @@ template <class Arguments> struct Call {
 };
 template <class Arguments> void (*Call<Arguments>::kernel)(Arguments);
 template <class Arguments> Arguments Call<Arguments>::arguments;
+}  // namespace
 
 // Runs a kernel over a grid. Returns what went wrong, or nothing.
 template <class Arguments>
@@ -360,6 +363,14 @@ const char* run(void (*kernel)(Arguments), const void* arguments, size_t bytes, 
   shared = memory.data() + GUARD;
   shared += (128 - reinterpret_cast<uintptr_t>(shared) % 128) % 128;
 
+  // A page beside a tensor: the fiber ends there, as after `fail`.
+  struct sigaction caught = {}, before;
+  caught.sa_sigaction = [](int, siginfo_t* what, void*) {
+    say("address %p: ", what->si_addr);
+    fail("touches memory outside of all tensors");
+  };
+  caught.sa_flags = SA_NODEFER | SA_SIGINFO;
+  sigaction(SIGSEGV, &caught, &before);
   void* stacks = mmap(nullptr, STACK * threads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (stacks == MAP_FAILED) return "no memory for the stacks of the fibers";
   std::vector<Fiber> fibers(threads);
@@ -379,6 +390,7 @@ const char* run(void (*kernel)(Arguments), const void* arguments, size_t bytes, 
             say("block (%u, %u, %u) wrote byte %td of %zu bytes of shared memory", x, y, z, &memory[i] - shared, shared_bytes);
       }
   munmap(stacks, STACK * threads);
+  sigaction(SIGSEGV, &before, nullptr);
   if (!error.empty()) fprintf(stderr, "emulator: %s\n", error.c_str());
   return error.c_str();
 }
@@ -416,8 +428,6 @@ static inline void copy16(void* to, const void* from, bool exists) {
   memset(to, emulate::POISON, 16);
   emulate::current->copies.push_back({to, from, exists});
 }
-
-static inline void copy16_once(void* to, const void* from) { copy16(to, from, true); }
 
 static inline void commit_copies() { emulate::current->committed.push_back(emulate::current->copies.size()); }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-# Shared memory of a program on Hopper, and on an A100. The attention kernels were compiled for both and for GPUs with 99
-# KiB (RTX 30 and 40, L4, L40S), by Triton 3.7, and `attention.widest_head` says which of them fit.
+# Shared memory of a program on Hopper, and on an A100. The attention kernels were compiled for both and for GPUs with
+# 99 KiB (RTX 30 and 40, L4, L40S), by Triton 3.7, and `attention.widest_head` says which of them fit.
 HOPPER, AMPERE = 232_448, 166_912
 
 

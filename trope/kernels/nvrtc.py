@@ -67,8 +67,9 @@ class Launch(Protocol):
 def launch(
     source: Path, name: str, defines: Defines, grid: Grid, threads: int, shared: int, arguments: Sequence[Argument]
 ) -> None:
-    """Launch a kernel on the current device; see `kernel` and `Kernel.launch`."""
-    kernel(source, name, defines).launch(grid, threads, shared, arguments)
+    """Launch a kernel on the device of its tensors; see `kernel` and `Kernel.launch`."""
+    device = next(x.device.index for x in arguments if isinstance(x, Tensor))
+    kernel(source, name, defines, device).launch(grid, threads, shared, arguments)
 
 
 class Kernel:

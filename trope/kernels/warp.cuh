@@ -45,18 +45,13 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4]
         "f"(before[3]));
 }
 
-// Copies 16 bytes to shared memory while the program goes on; zeros if not `exists`, then nothing is read.
+// Copies 16 bytes to shared memory while the program goes on; zeros if not `exists`, then nothing is read. Without a hint
+// for the cache: NVRTC 13.0 makes an illegal instruction of some copies that have one.
 __device__ __forceinline__ void copy16(void* shared, const void* global, bool exists) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :: "r"(shared_address(shared)), "l"(global), "r"(exists ? 16 : 0) : "memory");
 }
 
-// The same of what is read only once: the cache keeps other things rather.
-__device__ __forceinline__ void copy16_once(void* shared, const void* global) {
-  asm volatile("{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-               "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, policy; }"
-               :: "r"(shared_address(shared)), "l"(global) : "memory");
-}
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");

@@ -14,8 +14,9 @@ The mathematics is that of `trope.train.step`; what differs is where it happens:
   read (trope.train.matrices);
 - in a batch of few tokens the network leaves much of the GPU free, and more goes on beside it (trope.kernels.aside).
   During the forward pass the batch's entries are sorted by item, and the time bias finds its buckets. During the
-  backward pass the rows that are no token's input are updated, which is nearly all of the table. Only the rows of the
-  batch's own items wait for the network's gradient, and the network's own parameters move beside them;
+  backward pass the rows that are no token's input are updated, which is nearly all of the table, on multiprocessors
+  of their own (trope/kernels/table/own.cu). Only the rows of the batch's own items wait for the network's gradient,
+  and the network's own parameters move beside them;
 - everything that changes from step to step lives on the device: the cursor into the epoch's order, the step number, the
   learning rates, and the seed of everything random, which depends on the step alone: a resumed run draws the same;
 - a batch takes as many tokens as it has events, rounded up to one of a few sizes. The first batch of a size runs as
@@ -46,7 +47,7 @@ from trope.kernels.batch import BatchShape, Tokens, gather_batch
 from trope.kernels.embed import embed, embed_backward
 from trope.kernels.softmax import draw_uniform, sampled_softmax
 from trope.kernels.softmax.shared import shared_softmax
-from trope.kernels.table import InputEntries, Part, ScoreEntries
+from trope.kernels.table import InputEntries, Part, ScoreEntries, own_multiprocessors
 from trope.models.recommender import SequentialRecommender
 from trope.train.divergence import DivergenceGuard
 from trope.train.loss import draw_negatives
@@ -59,11 +60,13 @@ SIZES = 16
 # Tokens of a batch up to which work goes on beside the network. Measured on an H200 (results/aside-h200.txt): 6,400
 # tokens gain 8 %, 25,600 lose 3 %. Nothing in between was measured.
 BESIDE = 1 << 14
-# Beside the network, the update of most of the table has so many of the GPU's multiprocessors for itself.
-OWN_SHARE = 0.42
-# Priorities of streams; the network's is -1, and a lower number goes first. The table's multiprocessors are taken
-# before the network spreads over all. At the step's end the chain of small launches may not wait for the table.
-OWN_PRIORITY, LAST_PRIORITY, SOON_PRIORITY = -2, -1, -1
+# The update of most of the table has so many of the GPU's multiprocessors for itself, where the table has at most so
+# many numbers. A larger one takes longer than the network beside it, and has the whole GPU once the network is done.
+# 0.24 to 0.75 were measured on an H200 with a table of 5e7 numbers (results/step-h200.txt); no other size was.
+OWN_SHARE, OWN_MOST = 0.5, 1 << 27
+# Priority of streams that go before the network's, which has -1: the table's multiprocessors are taken before the
+# network spreads over all, and the short launches at the step's end do not wait for the rows of the batch's items.
+AHEAD = -2
 _EMBED_STREAM = 0  # of dropout; blocks have 1, 2, ..
 
 logger = logging.getLogger("trope")
@@ -121,15 +124,12 @@ class FusedStep:
         low_dtype = torch.bfloat16 if is_bf16 else None
         self.matrices = Matrices(model, optimizer, self.hyper, config.train.clip == 0, low_dtype, backend)
         self.is_captured = self.device.type == "cuda"
-        # The network goes first: `aside` and `small`, which sort its entries, take what is free. `soon` is for what the
-        # network waits for, `own` for the table's update, `last` for the chain of small launches at the end.
-        self.aside, self.small = Aside(self.device), Aside(self.device)
-        self.soon = Aside(self.device, SOON_PRIORITY)
-        self.own, self.last = Aside(self.device, OWN_PRIORITY), Aside(self.device, LAST_PRIORITY)
-        self.multiprocessors = 0
-        if self.is_captured:
-            count = torch.cuda.get_device_properties(self.device).multi_processor_count
-            self.multiprocessors = round(OWN_SHARE * count)
+        # `aside` and `small` sort the batch's entries and take what the network leaves free. Ahead of it go `soon`, for
+        # what it waits for and its matrices' AdamW, `own`, for the table's update, and `last`, for the step's end.
+        self.aside, self.small = (Aside(self.device) for _ in range(2))
+        self.soon, self.own, self.last = (Aside(self.device, priority=AHEAD) for _ in range(3))
+        weight = self.table.weight
+        self.multiprocessors = own_multiprocessors(weight, OWN_SHARE) if weight.numel() <= OWN_MOST else 0
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.is_captured else None
         self._graphs: dict[BatchShape, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._seen: set[BatchShape] = set()
@@ -255,8 +255,9 @@ class FusedStep:
         """
         if not self.aside.is_open or factors is None:
             return None
-        with self.own.work():
-            return self._move(scores, inputs, factors, "others")
+        # Without multiprocessors of its own it may not go ahead of the network: it would take all.
+        with (self.own if self.multiprocessors else self.aside).work():
+            return self._move(scores, inputs, factors, "others", self.multiprocessors)
 
     def _update(
         self,
@@ -281,18 +282,18 @@ class FusedStep:
             self.last.wait(self.soon)
             norms_P = self.guard.stacked(norms)
         squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
-        for beside in (self.soon, self.last, self.own):
+        for beside in (self.soon, self.last, self.own, self.aside):
             beside.join()
         del read_until_joined
         return self.guard.with_squares(loss, norms_P, self.table.weight, squares, others_sq)
 
-    def _move(self, scores: ScoreEntries, inputs: InputEntries, factors: Tensor, part: Part) -> Tensor:
+    def _move(
+        self, scores: ScoreEntries, inputs: InputEntries, factors: Tensor, part: Part, multiprocessors: int = 0
+    ) -> Tensor:
         """AdamW for a part of the table's rows; returns the squared norm of their gradient in parts."""
         state = self.optimizer.state[self.table.weight]
         moments = (state["exp_avg"], state["exp_avg_sq"])
-        return self.table.update(
-            moments, self.unit_VE, scores, inputs, factors, self.backend, part, self.multiprocessors
-        )
+        return self.table.update(moments, self.unit_VE, scores, inputs, factors, self.backend, part, multiprocessors)
 
     def _clipped(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor) -> Tensor:
         """AdamW for everything, with a largest norm of the gradient; returns the norm that it had."""

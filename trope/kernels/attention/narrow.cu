@@ -4,10 +4,10 @@
 // warp waits for the tile of four. Here a warp has its rows for itself: their sums stay in registers, and what streams
 // past goes through shared memory. reference.py is the ground truth, docs/kernels.md has the numbers.
 //
-// narrow_sheet writes the bias. Three kernels have one shape: the rows of a warp stay (queries, or keys), the other side streams past in stages, which
-// `copy16` brings while the stage before is computed.
-//   narrow_forward: y of 128 queries, 2 heads. A warp has 32 queries of one head.
-//   narrow_keys: dk, dv and the gradient of the scores of 64 keys, 2 heads. A warp has 16 keys of one head, and works on
+// narrow_sheet writes the bias. The other three have one shape: the rows of a warp stay (queries, or keys), the other
+// side streams past in stages, which `copy16` brings while the stage before is computed.
+//   narrow_forward: y of 64 queries, 2 heads. A warp has 32 queries of one head.
+//   narrow_keys: dk, dv and the gradient of the scores of 64 keys, 2 heads. A warp has 32 keys of one head, and works on
 //     transposed scores, which are computed again.
 //   narrow_queries: dq of 64 queries, all heads, from the gradient of the scores. A warp has 32 queries of one head. The
 //     same stages give the gradients of both biases: summed over the heads, then by distance and by bucket of time.
@@ -17,15 +17,16 @@
 // 1 + t + h (1 - t^2). Scores come out halved because queries (or keys) and the sheet are halved beforehand, which is
 // exact; values are halved too, for the slope's factor 2.
 //
-// A product takes some 30 cycles until the next can use it, so code is ordered by kind: all products of a step that do not
-// wait for each other, then all of SiLU, then the products with it. Where all pairs of a stage may be seen, it has no
+// A product takes some 30 cycles until the next can use it, so code is ordered by kind: all products of a step that do
+// not wait for each other, then all of SiLU, then the products with it. Where all pairs of a stage may be seen, it has no
 // branches (`Always`). Addresses of copies are formed once, not in every stage: that was half of all instructions.
 //
 // The sheet hides pairs: a hidden one has a score so low that SiLU and its slope are 0. It is written in tiles of 64 x 64
 // up to the diagonal, and nothing here looks beyond those. Rows beyond a sequence are read as zeros.
 //
-// Names: B sequences, L positions, HEADS heads, S stride of a row of the sheet. lane = 4 g + c, as in warp.cuh. A tile in shared memory
-// has rows of 64 or 128 bytes in chunks of 16; `place` swaps chunks so that eight rows' chunks lie in eight banks.
+// Names: B sequences, L positions, HEADS heads, S stride of a row of the sheet. lane = 4 g + c, as in warp.cuh. A tile in
+// shared memory has rows of 64 or 128 bytes in chunks of 16; `place` swaps chunks so that eight rows' chunks lie in eight
+// banks.
 
 #include "warp.cuh"
 
@@ -275,19 +276,14 @@ extern "C" __global__ void __launch_bounds__(SHEET_THREADS) narrow_sheet(const A
 
 // ------------------------------------------------------------------------------------------------------------ forward
 
-#ifndef FORWARD_ROWS
-#define FORWARD_ROWS 32
-#define FORWARD_PROGRAMS 3
-#define FORWARD_QUERIES 64
-#define FORWARD_STAGES 2
-#endif
-constexpr int FORWARD_KEYS = 64, FORWARD_M = FORWARD_ROWS / 16, FORWARD_GROUPS = FORWARD_QUERIES / FORWARD_ROWS;
-constexpr int FORWARD_THREADS = 64 * FORWARD_GROUPS;
+constexpr int FORWARD_QUERIES = 64, FORWARD_KEYS = 64, FORWARD_STAGES = 2;
+constexpr int FORWARD_ROWS = 32, FORWARD_M = FORWARD_ROWS / 16;  // queries of a warp, in parts of 16
+constexpr int FORWARD_GROUPS = FORWARD_QUERIES / FORWARD_ROWS, FORWARD_THREADS = 64 * FORWARD_GROUPS;  // for each head
 constexpr int FORWARD_TILE = 2 * FORWARD_KEYS * ROW, FORWARD_BIAS = FORWARD_QUERIES * FORWARD_KEYS * 2;
 constexpr int FORWARD_STAGE = 2 * FORWARD_TILE + FORWARD_BIAS;  // keys, values, bias
 
 // Grid (tiles of queries, HEADS / 2, B).
-extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_PROGRAMS) narrow_forward(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, 3) narrow_forward(const Arguments a) {
   SHARED(shared);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, side = warp / FORWARD_GROUPS, head = 2 * blockIdx.y + side;
   const int first = (gridDim.x - 1 - blockIdx.x) * FORWARD_QUERIES;  // the longest walks first
@@ -326,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_PROGRAMS) 
     const unsigned char* keys = stage + side * FORWARD_KEYS * ROW;
 #pragma unroll
     for (int j = 0; j < FORWARD_KEYS; j += 32) {
-      if (!decltype(seen)::value && i * FORWARD_KEYS + j >= row + FORWARD_ROWS) break;  // hidden from this warp's queries
+      if (!decltype(seen)::value && i * FORWARD_KEYS + j >= row + FORWARD_ROWS) break;  // hidden from this warp
       uint32_t right[2][2][4];
       float s[FORWARD_M][2][2][4];  // of 2 x 16 keys
 #pragma unroll
@@ -382,14 +378,12 @@ extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_PROGRAMS) 
 
 // --------------------------------------------------------------------------------------------------------------- keys
 
-#ifndef KEY_ROWS
-#define KEY_ROWS 32
+#ifndef KEY_PROGRAMS
 #define KEY_PROGRAMS 2
-#define KEYS 64
-#define KEY_STAGES 2
 #endif
-constexpr int KEY_GROUPS = KEYS / KEY_ROWS, KEY_M = KEY_ROWS / 16;  // warps of a head; parts of 16 keys
-constexpr int KEY_THREADS = 64 * KEY_GROUPS, KEY_QUERIES = 64;
+constexpr int KEYS = 64, KEY_QUERIES = 64, KEY_STAGES = 2;
+constexpr int KEY_ROWS = 32, KEY_M = KEY_ROWS / 16;  // keys of a warp, in parts of 16
+constexpr int KEY_GROUPS = KEYS / KEY_ROWS, KEY_THREADS = 64 * KEY_GROUPS;  // warps for each of the two heads
 constexpr int KEY_TILE = 2 * KEY_QUERIES * ROW, KEY_BIAS = KEY_QUERIES * KEYS * 2;
 constexpr int KEY_STAGE = 2 * KEY_TILE + KEY_BIAS;  // queries, gradients of y, bias
 
@@ -481,8 +475,7 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, KEY_PROGRAMS) narrow_k
     wait_copies<KEY_STAGES - 2>();
     __syncthreads();
     fetch(i + KEY_STAGES - 1);
-    // Also what is hidden in tiles on the diagonal: others read whole tiles of the scores' gradient.
-    if (KEYS <= KEY_QUERIES || (i + 1) * KEY_QUERIES > row) compute(i);
+    compute(i);  // also what is hidden: others read whole patches of the scores' gradient
 #pragma unroll
     for (int m = 0; m < KEY_M; ++m) ds[m] += KEY_QUERIES / 16 * PATCH;
   }
@@ -548,7 +541,7 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
 #pragma unroll
     for (int n = 0; n < 2 * HEADS / ROWS_AT_ONCE; ++n) {
       const long long patch = patch_of(ROWS_AT_ONCE * n / 2, ROWS_AT_ONCE * n % 2, 0, S);
-      copy16_once(stage + (n * QUERY_THREADS + tid) * 16, ds + patch * PATCH);
+      copy16(stage + (n * QUERY_THREADS + tid) * 16, ds + patch * PATCH, true);
     }
     ds += patch_of(0, 2, 0, S) * PATCH;
     copy_keys(stage + HEADS * QUERY_TILE);

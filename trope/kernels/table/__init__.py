@@ -17,7 +17,10 @@ from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.table import reference
 from trope.kernels.table.reference import InputEntries, Part, ScoreEntries
 
-__all__ = ["InputEntries", "Part", "ScoreEntries", "invert", "table_gradient", "unit_vectors", "update_table"]
+__all__ = [
+    "InputEntries", "Part", "ScoreEntries", "invert", "own_multiprocessors", "table_gradient", "unit_vectors",
+    "update_table",
+]  # fmt: skip
 
 
 def invert(items: Tensor, num_items: int, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
@@ -44,6 +47,16 @@ def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries,
     from trope.kernels.table import triton as fused
 
     return fused.table_gradient(table_VE, scores, inputs)
+
+
+def own_multiprocessors(table_VE: Tensor, share: float) -> int:
+    """How many multiprocessors of the GPU a share of them is; 0 where table/own.cu does not run."""
+    if not table_VE.is_cuda:
+        return 0
+    from trope.kernels.table import own
+
+    count = torch.cuda.get_device_properties(table_VE.device).multi_processor_count
+    return round(share * count) if own.can_run(table_VE) else 0
 
 
 @torch.no_grad()
@@ -74,16 +87,16 @@ def update_table(
         factors: of AdamW, from `trope.kernels.adamw.factors_of` with the same backend.
         part: "others" moves the rows that are no token's input, whose gradient is known before the network's backward
             pass; "inputs" moves the rest. Both together are "all".
-        multiprocessors: how many of the GPU "others" has for itself, where table/own.cu can run; 0: it shares all.
+        multiprocessors: how many of the GPU's "others" has for itself, from `own_multiprocessors`; 0: it shares all.
     """
-    assert part == "others" or inputs.grad_TE is not None
+    assert part == "others" or (inputs.grad_TE is not None and not multiprocessors)
     arguments = (table_VE, exp_avg_VE, exp_avg_sq, unit_VE, scores, inputs, factors, part)
     if resolve_backend(backend, table_VE) == "torch":
         return reference.update_table(*arguments)
     from trope.kernels.table import own
     from trope.kernels.table import triton as fused
 
-    if part == "others" and multiprocessors and own.has_own(table_VE, scores):
+    if multiprocessors:
         return own.update_others(*arguments[:-1], multiprocessors)
     return fused.update_table(*arguments)
 

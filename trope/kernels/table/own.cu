@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) update_others(const Arg
     for (int s = 0; s < STATES; ++s)
 #pragma unroll
       for (int p = 0; p < PARTS; ++p)
-        copy16_once(to + (s * PARTS + p) * 32, from[s] + static_cast<long long>(row) * WIDTH + 128 * p + 4 * lane);
+        copy16(to + (s * PARTS + p) * 32, from[s] + static_cast<long long>(row) * WIDTH + 128 * p + 4 * lane, true);
   };
 
   const float decay = a.factors[0], beta1 = a.factors[1], rest1 = a.factors[2], beta2 = a.factors[3];

@@ -20,13 +20,13 @@ WARPS, STAGES = 16, 2  # as in own.cu
 WIDEST = 512  # numbers of a row: more would not fit two stages of a multiprocessor's shared memory
 
 
-def has_own(table_VE: Tensor, scores: ScoreEntries) -> bool:
-    """Whether own.cu takes these. It needs Hopper's shared memory, and was measured on an H200 only."""
+def can_run(table_VE: Tensor) -> bool:
+    """Whether own.cu takes this table. It needs Hopper's shared memory, and was measured on an H200 only."""
     E = table_VE.shape[1]
     if not table_VE.is_cuda or E % 128 or E > WIDEST or len(table_VE) >= 2**31:
         return False
     has_room = shared_memory(table_VE.device) >= max(HOPPER, _shared(E, states=3))
-    return has_room and scores.order.dtype == torch.int64 and nvrtc.is_available(table_VE.device.index)
+    return has_room and nvrtc.is_available(table_VE.device.index)
 
 
 def update_others(
