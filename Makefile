@@ -58,10 +58,15 @@ test-spark: setup
 test-serve: setup
 	$(BIN)/python -m pytest -m serve
 
-# Every kernel compiled for a GPU, without one: by the oldest Triton of pyproject.toml, which refuses what newer ones take.
+# Every kernel compiled for a GPU, without one: by the oldest Triton of pyproject.toml, which refuses what newer ones take,
+# and by the NVRTC of the CUDA build of that torch.
 OLDEST_TRITON := 3.6.0
-test-compile: setup build/triton-$(OLDEST_TRITON)
-	PYTHONPATH=build/triton-$(OLDEST_TRITON) $(BIN)/python -m pytest -m compile
+NVRTC := 13.0.88
+test-compile: setup build/triton-$(OLDEST_TRITON) build/nvrtc-$(NVRTC)
+	PYTHONPATH=build/triton-$(OLDEST_TRITON) TROPE_NVRTC=build/nvrtc-$(NVRTC) $(BIN)/python -m pytest -m compile
+
+build/nvrtc-$(NVRTC): | setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ nvidia-cuda-nvrtc==$(NVRTC)
 
 build/triton-$(OLDEST_TRITON): | setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$(OLDEST_TRITON)

@@ -94,7 +94,7 @@ class Block:
 
     def __call__(self, backend: Backend = "triton", dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
         joint = self.joint.to(dtype)
-        gaps = time_gaps(self.times, self.looking, self.bounds, 128, joint, backend=backend)
+        gaps = time_gaps(self.times, self.looking, self.bounds, 128, joint, backend=backend, heads=joint.shape[2:])
         y = hstu_attention(*joint.unbind(1), self.bounds, self.n, *self.weights, gaps, backend=backend)
         d_joint, *d_weights = torch.autograd.grad(y, [joint, *self.weights], self.dy.to(dtype))
         return [y.detach(), *d_joint.unbind(1), *d_weights]

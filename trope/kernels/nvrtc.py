@@ -11,7 +11,7 @@ import logging
 import struct
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -161,11 +161,13 @@ def _nvrtc() -> ctypes.CDLL | None:
     # The name alone finds what the process has loaded already and what the loader knows. Else the packages of NVIDIA
     # beside torch have it: nvidia/cuda_nvrtc/lib for CUDA 12, nvidia/cu13/lib for CUDA 13.
     packages = Path(torch.__file__).parents[1] / "nvidia"
-    for candidate in (name, *map(str, sorted(packages.glob(f"*/lib/{name}")))):
-        try:
-            return ctypes.CDLL(candidate)
-        except OSError:
-            continue
+    with suppress(OSError):
+        return ctypes.CDLL(name)
+    for path in sorted(packages.glob(f"*/lib/{name}")):
+        with suppress(OSError):
+            for part in path.parent.glob("libnvrtc-builtins.so*"):
+                ctypes.CDLL(str(part))  # which NVRTC looks for by its name alone
+            return ctypes.CDLL(str(path))
     logger.warning("NVRTC (%s) was not found: Triton's kernels run instead of those in CUDA C++, and are slower", name)
     return None
 

@@ -378,9 +378,6 @@ extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, 3) narrow_forward(
 
 // --------------------------------------------------------------------------------------------------------------- keys
 
-#ifndef KEY_PROGRAMS
-#define KEY_PROGRAMS 2
-#endif
 constexpr int KEYS = 64, KEY_QUERIES = 64, KEY_STAGES = 2;
 constexpr int KEY_ROWS = 32, KEY_M = KEY_ROWS / 16;  // keys of a warp, in parts of 16
 constexpr int KEY_GROUPS = KEYS / KEY_ROWS, KEY_THREADS = 64 * KEY_GROUPS;  // warps for each of the two heads
@@ -388,7 +385,7 @@ constexpr int KEY_TILE = 2 * KEY_QUERIES * ROW, KEY_BIAS = KEY_QUERIES * KEYS * 
 constexpr int KEY_STAGE = 2 * KEY_TILE + KEY_BIAS;  // queries, gradients of y, bias
 
 // Grid (tiles of keys, HEADS / 2, B).
-extern "C" __global__ void __launch_bounds__(KEY_THREADS, KEY_PROGRAMS) narrow_keys(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const Arguments a) {
   SHARED(shared);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int side = warp / KEY_GROUPS, head = 2 * blockIdx.y + side;
