@@ -46,8 +46,6 @@ NARROW = [
     for H in narrow.HEADS
     for position, time in ((1, 1), (1, 0), (0, 1))
 ]
-    (("HEADS", H), ("HAS_POSITION", p), ("HAS_TIME", t)) for H in narrow.HEADS for p, t in ((1, 1), (1, 0), (0, 1))
-]
 OWN = [
     (("WIDTH", width), ("CANDIDATES", 129), ("ROWWISE", row), ("IS_BF16", low))
     for width in (128, 512)
