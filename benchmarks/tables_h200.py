@@ -8,7 +8,6 @@ from collections.abc import Callable
 from table_parts import ROOT, read, rows
 from tables_speed import steps
 
-
 NARROW = ("narrow_sheet", "narrow_forward", "narrow_keys", "narrow_queries")
 
 
