@@ -9,7 +9,6 @@ from emulator import HAS_COMPILER, launch
 from test_kernels_table import HYPER, Problem
 
 from trope.kernels import nvrtc
-from trope.kernels.adamw import factors_of
 from trope.kernels.table import own, unit_vectors
 
 NAMES = ("table", "exp_avg", "exp_avg_sq", "unit", "norm_sq")
@@ -23,17 +22,17 @@ def others(problem: Problem, multiprocessors: int, run: nvrtc.Launch) -> list[to
     moments = [moment.to(problem.device, torch.float32) for moment in problem.moments]
     unit = torch.full_like(table, 7, dtype=problem.dtype)
     scores, inputs = problem.entries("torch", torch.float32)
-    factors = factors_of(torch.tensor([*HYPER, 3], device=problem.device), "torch").float()
+    factors = factors_at(3).to(problem.device)
     inputs = inputs._replace(grad_TE=None)
-    found = own.update_others(table, *moments, unit, scores, inputs, as_numbers(factors), multiprocessors, run)
+    found = own.update_others(table, *moments, unit, scores, inputs, factors, multiprocessors, run)
     return [tensor.double().cpu() for tensor in (table, *moments, unit, found)]
 
 
-def as_numbers(hyper: torch.Tensor) -> torch.Tensor:
-    """What `trope.kernels.adamw.factors_of` has the GPU form from the reference's hyperparameters."""
-    lr, beta1, beta2, eps, decay, step = hyper.double().tolist()
+def factors_at(step: int) -> torch.Tensor:
+    """What `trope.kernels.adamw.factors_of` has the GPU form from the hyperparameters."""
+    lr, beta1, beta2, eps, decay = HYPER
     rates = (lr / (1 - beta1**step), (1 - beta2**step) ** -0.5, eps)
-    return torch.tensor([1 - lr * decay, beta1, 1 - beta1, beta2, 1 - beta2, *rates], device=hyper.device).float()
+    return torch.tensor([1 - lr * decay, beta1, 1 - beta1, beta2, 1 - beta2, *rates])
 
 
 def check(problem: Problem, multiprocessors: int, run: nvrtc.Launch) -> None:
@@ -61,9 +60,8 @@ def test_rows_of_the_batch_and_row_0_stay() -> None:
     before = [problem.table, *problem.moments, torch.full_like(problem.table, 7)]
     for new, old in zip((table, exp_avg, exp_avg_sq, unit), before, strict=True):
         assert torch.equal((new != old.float().double()).any(dim=1), ~stays)
-    assert torch.equal(unit[~stays], unit_vectors(table.float(), torch.float32)[~stays].double()) or torch.allclose(
-        unit[~stays], unit_vectors(table.float(), torch.float32)[~stays].double(), rtol=1e-6
-    )
+    expected = unit_vectors(table.float(), torch.float32)[~stays].double()
+    torch.testing.assert_close(unit[~stays], expected, rtol=1e-6, atol=0)
 
 
 @on_gpu

@@ -35,6 +35,10 @@ def update_others(
     launch: nvrtc.Launch = nvrtc.launch,
 ) -> Tensor:  # fmt: skip
     """As `update_table` with part="others"; float32, unit vectors and outputs both in bf16 or both in float32."""
+    from trope.kernels.table.triton import check_entries, check_state
+
+    check_entries(table_VE, scores, inputs)
+    check_state(table_VE, exp_avg_VE, exp_avg_sq, unit_VE, factors)
     rows, E = table_VE.shape
     assert scores.out_TE.dtype == unit_VE.dtype and unit_VE.dtype in (torch.bfloat16, torch.float32)
     assert scores.order.dtype == torch.int64 and scores.coefs_TC.dtype == torch.float32

@@ -208,8 +208,8 @@ def invert(items: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
     return order, first_V
 
 
-def _check(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> None:
-    """What the kernel takes for granted."""
+def check_entries(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> None:
+    """What the kernels take for granted of a table and its entries."""
     (rows, E), (T, C) = table_VE.shape, scores.coefs_TC.shape
     assert table_VE.dtype == torch.float32 and table_VE.is_contiguous()
     assert scores.out_TE.shape == (T, E) and scores.order.numel() == T * C < 2**31
@@ -217,6 +217,14 @@ def _check(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> None
     assert scores.first_V.numel() == inputs.first_V.numel() == rows + 1
     tensors = (*scores, *inputs[:4])
     assert all(tensor.is_contiguous() for tensor in tensors if tensor is not None)
+
+
+def check_state(table_VE: Tensor, exp_avg_VE: Tensor, exp_avg_sq: Tensor, unit_VE: Tensor, factors: Tensor) -> None:
+    """What the kernels take for granted of what an update writes, and of AdamW's factors."""
+    for other in (exp_avg_VE, unit_VE):
+        assert other.shape == table_VE.shape and other.is_contiguous()
+    assert exp_avg_sq.shape in (table_VE.shape, table_VE.shape[:1]) and exp_avg_sq.is_contiguous()
+    assert exp_avg_VE.dtype == exp_avg_sq.dtype == factors.dtype == torch.float32 and factors.shape == (8,)
 
 
 def _entry_arguments(scores: ScoreEntries, inputs: InputEntries) -> dict[str, Any]:
@@ -237,7 +245,7 @@ def _entry_arguments(scores: ScoreEntries, inputs: InputEntries) -> dict[str, An
 
 def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> Tensor:
     """See `trope.kernels.table.table_gradient`; float32."""
-    _check(table_VE, scores, inputs)
+    check_entries(table_VE, scores, inputs)
     rows, E = table_VE.shape
     grad_VE = torch.empty_like(table_VE)
     tile = _tile(E, scores.order.numel() / rows)
@@ -265,11 +273,8 @@ def update_table(
     scores: ScoreEntries, inputs: InputEntries, factors: Tensor, part: Part = "all",
 ) -> Tensor:  # fmt: skip
     """See `trope.kernels.table.update_table`; float32."""
-    _check(table_VE, scores, inputs)
-    for other in (exp_avg_VE, unit_VE):
-        assert other.shape == table_VE.shape and other.is_contiguous()
-    assert exp_avg_sq.shape in (table_VE.shape, table_VE.shape[:1]) and exp_avg_sq.is_contiguous()
-    assert exp_avg_VE.dtype == exp_avg_sq.dtype == factors.dtype == torch.float32 and factors.shape == (8,)
+    check_entries(table_VE, scores, inputs)
+    check_state(table_VE, exp_avg_VE, exp_avg_sq, unit_VE, factors)
     rows, E = table_VE.shape
     tile = _tile(E, scores.order.numel() / rows)
     num_rows = inputs.order.numel() if part == "inputs" else rows
