@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import torch
+from attention_parts import having
 
 from trope.bench.shapes import Shape, find_shape, generate
 from trope.bench.tools import step_seconds
@@ -26,36 +24,20 @@ from trope.environment import describe
 from trope.kernels.attention import narrow
 from trope.train import fused
 
-MODULES: dict[str, ModuleType] = {"fused": fused, "narrow": narrow}
-Variant = dict[str, Any]  # "module.CONSTANT" to value
+Variant = list[tuple[Any, str, Any]]  # module, constant, value
 
-TRITON = {"narrow.HEAD_DIM": 0}  # attention for heads of 32, too
-BEFORE = {"fused.OWN_SHARE": 0, "fused.AHEAD": -1}  # the table shares all multiprocessors
+TRITON: Variant = [(narrow, "HEAD_DIM", 0)]  # attention for heads of 32, too
+BEFORE: Variant = [(fused, "OWN_SHARE", 0), (fused, "AHEAD", -1)]  # the table shares all multiprocessors
 VARIANTS: dict[str, dict[str, Variant]] = {
-    "shop": {"default": {}, "triton": TRITON},
-    "shop-long": {"default": {}, "triton": TRITON},
+    "shop": {"default": [], "triton": TRITON},
+    "shop-long": {"default": [], "triton": TRITON},
     "pixel1m": {
         "before": BEFORE,
-        **{f"own {share}": {"fused.OWN_SHARE": share} for share in (0.24, 0.33, 0.38, 0.42, 0.46, 0.5, 0.6, 0.75)},
-        "equal priority at the end": {"fused.AHEAD": -1},
+        **{f"own {share}": [(fused, "OWN_SHARE", share)] for share in (0.24, 0.33, 0.38, 0.42, 0.46, 0.5, 0.6, 0.75)},
+        "nothing ahead of the network": [(fused, "AHEAD", -1)],
     },
-    "tiny": {"default": {}, "before": BEFORE},
+    "tiny": {"default": [], "before": BEFORE},
 }
-
-
-@contextmanager
-def settings(variant: Variant) -> Iterator[None]:
-    """The modules' constants as a variant has them."""
-    before = []
-    for name, value in variant.items():
-        module, constant = MODULES[name.split(".")[0]], name.split(".")[1]
-        before.append((module, constant, getattr(module, constant)))
-        setattr(module, constant, value)
-    try:
-        yield
-    finally:
-        for module, constant, value in before:
-            setattr(module, constant, value)
 
 
 class Measured:
@@ -64,7 +46,7 @@ class Measured:
     def __init__(self, shape: Shape, model: str, data: Sequences, variant: Variant) -> None:
         self.variant = variant
         self.bench = Bench(shape, model, data, data.device)
-        with settings(variant):
+        with having(variant):
             self.step = self.bench.make_fused()
             for _ in range(warm_up(self.bench, "fused", "full")):
                 self()
@@ -75,7 +57,7 @@ class Measured:
         return self.step(*self.bench.place()).loss
 
     def measure(self, steps: int) -> None:
-        with settings(self.variant):
+        with having(self.variant):
             self.seconds = step_seconds(self, self.bench.device, steps)
             self.loss = float(self())
 
@@ -92,7 +74,11 @@ def main() -> None:
     variants = VARIANTS[args.shape]
     if args.list:
         for shape, named in VARIANTS.items():
-            print(*(f"{shape} {name}: {variant}" for name, variant in named.items()), sep="\n")
+            for name, variant in named.items():
+                print(
+                    f"{shape} {name}:",
+                    *(f"{module.__name__}.{constant}={value}" for module, constant, value in variant),
+                )
         return
     names = args.variant or list(variants)
     if unknown := set(names) - set(variants):

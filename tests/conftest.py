@@ -59,3 +59,15 @@ def scores(rope: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, times: torch
     """Attention scores before any mask, [B, H, L, L]: what the theorems speak of."""
     q, k = rope(q, k, times, t_now=t_now)
     return torch.einsum("bmhd,bnhd->bhmn", q, k)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels in CUDA C++ run on the CPU (tests/emulator)."""
+    import emulator
+
+    from trope.kernels import nvrtc
+
+    if not emulator.HAS_COMPILER:
+        pytest.skip("a CPU plays the GPU in C++, which needs g++")
+    monkeypatch.setattr(nvrtc, "launch", emulator.launch)

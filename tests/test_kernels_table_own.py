@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import on_gpu
-from emulator import HAS_COMPILER, launch
 from test_kernels_table import HYPER, Problem
 
-from trope.kernels import nvrtc
 from trope.kernels.table import own, unit_vectors
 
 NAMES = ("table", "exp_avg", "exp_avg_sq", "unit", "norm_sq")
@@ -16,7 +14,7 @@ NAMES = ("table", "exp_avg", "exp_avg_sq", "unit", "norm_sq")
 SHAPES = [(7, 128, 83, 3), (40, 128, 5, 12), (9, 256, 61, 5), (6, 512, 10, 6)]
 
 
-def others(problem: Problem, multiprocessors: int, run: nvrtc.Launch) -> list[torch.Tensor]:
+def others(problem: Problem, multiprocessors: int) -> list[torch.Tensor]:
     """As `Problem.update` of the part "others", by own.cu."""
     table = problem.table.to(problem.device, torch.float32)
     moments = [moment.to(problem.device, torch.float32) for moment in problem.moments]
@@ -24,7 +22,7 @@ def others(problem: Problem, multiprocessors: int, run: nvrtc.Launch) -> list[to
     scores, inputs = problem.entries("torch", torch.float32)
     factors = factors_at(3).to(problem.device)
     inputs = inputs._replace(grad_TE=None)
-    found = own.update_others(table, *moments, unit, scores, inputs, factors, multiprocessors, run)
+    found = own.update_others(table, *moments, unit, scores, inputs, factors, multiprocessors)
     return [tensor.double().cpu() for tensor in (table, *moments, unit, found)]
 
 
@@ -35,28 +33,28 @@ def factors_at(step: int) -> torch.Tensor:
     return torch.tensor([1 - lr * decay, beta1, 1 - beta1, beta2, 1 - beta2, *rates])
 
 
-def check(problem: Problem, multiprocessors: int, run: nvrtc.Launch) -> None:
+def check(problem: Problem, multiprocessors: int) -> None:
     exact = problem.update("torch", torch.float64, parts=("others",))
     reference = problem.update("torch", torch.float32, parts=("others",))
-    for name, want, ref, got in zip(NAMES, exact, reference, others(problem, multiprocessors, run), strict=True):
+    for name, want, ref, got in zip(NAMES, exact, reference, others(problem, multiprocessors), strict=True):
         assert got.shape == want.shape
         assert (got - want).norm() <= 2.5 * (ref - want).norm() + 1e-6 * want.norm() + 1e-7, name
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="a CPU plays the GPU in C++, which needs g++")
+@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("state", ["full", "row"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_other_rows_move_as_in_the_reference(shape: tuple, dtype: torch.dtype, state: str) -> None:
-    check(Problem(shape, "cpu", dtype, state=state), 2, launch)
+    check(Problem(shape, "cpu", dtype, state=state), 2)
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="a CPU plays the GPU in C++, which needs g++")
+@pytest.mark.usefixtures("emulated")
 def test_rows_of_the_batch_and_row_0_stay() -> None:
     problem = Problem(SHAPES[0], "cpu")
     stays = torch.zeros(len(problem.table), dtype=torch.bool)
     stays[problem.items.long()] = stays[0] = True
-    table, exp_avg, exp_avg_sq, unit, _ = others(problem, 1, launch)
+    table, exp_avg, exp_avg_sq, unit, _ = others(problem, 1)
     before = [problem.table, *problem.moments, torch.full_like(problem.table, 7)]
     for new, old in zip((table, exp_avg, exp_avg_sq, unit), before, strict=True):
         assert torch.equal((new != old.float().double()).any(dim=1), ~stays)
@@ -70,7 +68,7 @@ def test_rows_of_the_batch_and_row_0_stay() -> None:
 @pytest.mark.parametrize("shape", [*SHAPES, (900, 512, 20_000, 33), (900, 128, 300, 33)], ids=str)
 def test_on_a_gpu_and_the_same_bits_again(shape: tuple, dtype: torch.dtype, state: str) -> None:
     problem = Problem(shape, "cuda", dtype, state=state)
-    check(problem, 5, nvrtc.launch)
-    first = others(problem, 5, nvrtc.launch)
+    check(problem, 5)
+    first = others(problem, 5)
     for _ in range(20):
-        assert all(map(torch.equal, others(problem, 5, nvrtc.launch), first))
+        assert all(map(torch.equal, others(problem, 5), first))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from conftest import on_gpu
-from emulator import HAS_COMPILER, launch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from trope.kernels import nvrtc
-from trope.kernels.attention import narrow, reference
+from trope.kernels.attention import hstu_attention, narrow, reference
 from trope.kernels.attention.arguments import Bias, row_stride
 from trope.kernels.attention.gaps import Gaps
+from trope.kernels.attention.triton import with_sheet
 from trope.kernels.sequence_bounds import SequenceBounds
 
-emulated = pytest.mark.skipif(not HAS_COMPILER, reason="a CPU plays the GPU in C++, which needs g++")
+emulated = pytest.mark.usefixtures("emulated")
 
 LAST = 128
 HIDDEN = -16384.0
@@ -61,9 +64,7 @@ class Case:
             kept[:, :, :L] = torch.where(exists[:, :, None], buckets, 255).to(torch.uint8)
             self.gaps = Gaps(times[:-1], times[1:], LAST, kept)
         self.buckets = buckets
-        total = reference.bias(
-            L, None if self.position is None else self.position.bfloat16().float(), self.time, buckets
-        )
+        total = reference.bias(L, self.position, self.time, buckets)
         assert total is not None
         # The sheet is rounded to bf16; the reference gets the same rounded numbers.
         self.rounding = total.bfloat16().float() - total
@@ -87,22 +88,22 @@ class Case:
         found = iter(d_weights)
         return [y.detach(), *d_joint.unbind(1), *(None if w is None else next(found) for w in weights)]
 
-    def found(self, device: str, run: nvrtc.Launch) -> list[Tensor | None]:
-        """By narrow.cu; on the CPU."""
+    def found(self, device: str) -> list[Tensor | None]:
+        """By narrow.cu, returned on the CPU."""
         inputs = (self.joint, self.dy, self.bounds, self.bias)
         joint, dy, bounds, bias = tree_map_only(Tensor, lambda x: x.to(device), inputs)
         q, k, v = joint.unbind(1)
-        written = narrow.with_sheet(bias._replace(sheet=None), bounds, q, 1 << 30, run).sheet
+        written = with_sheet(bias._replace(sheet=None), bounds, q, 1 << 30, narrow.write_sheet).sheet
         is_defined = ~bias.sheet.isnan()
         assert torch.equal(written[is_defined], bias.sheet[is_defined])
-        y = narrow.forward(q, k, v, bounds, self.n, bias, run)
-        found = [y, *narrow.backward(dy, q, k, v, bounds, self.n, bias, run)]
+        y = narrow.forward(q, k, v, bounds, self.n, bias)
+        found = [y, *narrow.backward(dy, q, k, v, bounds, self.n, bias)]
         return [None if x is None else x.cpu() for x in found]
 
 
-def check(case: Case, device: str = "cpu", run: nvrtc.Launch = launch) -> None:
+def check(case: Case, device: str = "cpu") -> None:
     names = ["y", "dq", "dk", "dv", "d position", "d time"]
-    for name, x, expected in zip(names, case.found(device, run), case.expected(), strict=True):
+    for name, x, expected in zip(names, case.found(device), case.expected(), strict=True):
         assert (x is None) == (expected is None), name
         if x is not None and expected is not None:
             # bf16 rounds probabilities and gradients of scores to 2^-9 of their own; their sums are off by less.
@@ -119,9 +120,8 @@ def test_values_and_gradients(lengths: list[int]) -> None:
     check(Case(lengths, 2, has_position=True, has_time=True))
 
 
-@pytest.mark.parametrize(
-    ("H", "has_position", "has_time"), [(4, True, True), (8, True, True), (2, True, False), (2, False, True)]
-)
+@emulated
+@pytest.mark.parametrize(("H", "has_position", "has_time"), BIASES)
 def test_heads_and_biases(H: int, has_position: bool, has_time: bool) -> None:
     check(Case([100, 5], H, has_position, has_time))
 
@@ -134,12 +134,40 @@ def test_times_out_of_order() -> None:
 @emulated
 def test_the_same_bits_again() -> None:
     case = Case([150, 80], 4, has_position=True, has_time=True)
-    first, again = (case.found("cpu", launch) for _ in range(2))
+    first, again = (case.found("cpu") for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True) if x is not None and y is not None)
+
+
+@emulated
+@pytest.mark.parametrize("most_bytes", [1 << 28, 1 << 14], ids=["sheet kept", "sheet written again"])
+def test_attention_takes_these_kernels(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a Hopper GPU runs, from `hstu_attention` on: the same as the kernels by themselves."""
+    import trope.kernels.attention as attention
+
+    case = Case([100, 70], 2, has_position=True, has_time=True)
+    launched: list[str] = []
+    launch = nvrtc.launch
+
+    def noting(source: Path, name: str, *rest: Any) -> None:
+        launched.append(name)
+        launch(source, name, *rest)
+
+    monkeypatch.setattr(nvrtc, "launch", noting)
+    monkeypatch.setattr(narrow, "is_made_for", lambda *_: True)
+    monkeypatch.setattr(attention, "CACHE_BYTES", most_bytes)
+    joint = case.joint.clone().requires_grad_()
+    weights = [w.clone().requires_grad_() for w in (case.position, case.time) if w is not None]
+    y = hstu_attention(*joint.unbind(1), case.bounds, case.n, *weights, case.gaps, backend="triton")
+    d_joint, *d_weights = torch.autograd.grad(y, [joint, *weights], case.dy)
+    again = ["narrow_sheet"] if most_bytes < 1 << 20 else []
+    assert launched == ["narrow_sheet", "narrow_forward", *again, "narrow_keys", "narrow_queries"]
+    found = [y.detach(), *d_joint.unbind(1), *d_weights]
+    for mine, expected in zip(found, case.found("cpu"), strict=True):
+        assert expected is not None and torch.equal(mine, expected)
 
 
 @on_gpu
 @pytest.mark.parametrize("lengths", [[66], [130, 1, 70], [64, 63], [257, 200], [700, 512, 3]])
 @pytest.mark.parametrize(("H", "has_position", "has_time"), BIASES)
 def test_on_a_gpu(lengths: list[int], H: int, has_position: bool, has_time: bool) -> None:
-    check(Case(lengths, H, has_position, has_time), "cuda", nvrtc.launch)
+    check(Case(lengths, H, has_position, has_time), "cuda")

@@ -246,6 +246,23 @@ def test_the_tables_kernel_takes_shared_negatives(settings: tuple[str, ...]) -> 
     torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.usefixtures("emulated", "same_negatives")
+def test_the_table_moves_on_multiprocessors_of_its_own() -> None:
+    """As on a Hopper GPU, played by the CPU, and plain PyTorch, from the same draw."""
+    shape = dataclasses.replace(TINY, width=128)
+    config = shape.config("hstu", "model.dropout=0", "train.negatives=8")
+    data = generate(shape, users=20, full=False, device=CPU)
+    one, two = Parts(config, data), Parts(config, data)
+    kernels, plain = one.fused(backend="triton"), two.fused(backend="torch")
+    kernels.multiprocessors = 2
+    for number in range(2):
+        ours, theirs = kernels(0, number, number), plain(0, number, number)
+        torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours.norm, theirs.norm, rtol=1e-4, atol=1e-6)
+    moments = (parts.optimizer.state[parts.model.items.weight]["exp_avg"] for parts in (one, two))
+    torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.usefixtures("same_negatives")
 def test_kernels_around_the_network_take_the_readouts_gradient() -> None:
     """Against plain PyTorch, with dropout: the gradient of the stream's beginning meets the other before it."""
@@ -295,6 +312,22 @@ def losses(config: Config, data: Sequences, device: str, is_bf16: bool, plain: b
     return torch.stack(found).cpu()
 
 
+def off_from_the_reference(what: str, config: Config, data: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+    """How far 200 losses on a GPU are from plain PyTorch in float32 on a CPU: fused in float32, in bf16, and plain
+    PyTorch in bf16."""
+    truth = losses(config, data, "cpu", is_bf16=False, plain=True)
+    exact, fused, plain = (
+        (losses(config, data, "cuda", is_bf16=low, plain=plain) - truth).abs()
+        for low, plain in ((False, False), (True, False), (True, True))
+    )
+    print(
+        f"{what}: loss {truth[0]:.3f} to {truth[-1]:.3f}; largest difference: "
+        f"float32 {exact.max():.5f}, bf16 {fused.max():.4f}, plain bf16 {plain.max():.4f}; "
+        f"mean {exact.mean():.6f}, {fused.mean():.5f}, {plain.mean():.5f}"
+    )
+    return exact, fused, plain
+
+
 @on_gpu
 @pytest.mark.parametrize(("name", "table_state"), [*((name, "full") for name in PRESETS), ("hstu-trope", "row")])
 @pytest.mark.usefixtures("same_negatives")
@@ -306,15 +339,7 @@ def test_two_hundred_steps_agree_with_the_reference(name: str, table_state: str)
     """
     config = TINY.config(name, "model.dropout=0", "train.negatives=8", f"train.table_state={table_state}")
     data = generate(TINY, users=400, full=False, device=CPU)
-    truth = losses(config, data, "cpu", is_bf16=False, plain=True)
-    exact = (losses(config, data, "cuda", is_bf16=False, plain=False) - truth).abs()
-    fused = (losses(config, data, "cuda", is_bf16=True, plain=False) - truth).abs()
-    plain = (losses(config, data, "cuda", is_bf16=True, plain=True) - truth).abs()
-    print(
-        f"{name}, {table_state}: loss {truth[0]:.3f} to {truth[-1]:.3f}; largest difference: "
-        f"float32 {exact.max():.5f}, bf16 {fused.max():.4f}, plain bf16 {plain.max():.4f}; "
-        f"mean {exact.mean():.6f}, {fused.mean():.5f}, {plain.mean():.5f}"
-    )
+    exact, fused, plain = off_from_the_reference(f"{name}, {table_state}", config, data)
     # Softmax attention does not feel its keys' bias, which Adam moves by rounding alone: those trainings drift apart.
     assert exact.max() < (1e-3 if name.startswith("hstu") else 0.03)
     # In bf16 plain PyTorch, too, is further away with softmax attention (results/parity-h200.csv).
@@ -329,11 +354,7 @@ def test_two_hundred_steps_with_the_kernels_in_cuda_agree_with_the_reference() -
     config = shape.config("hstu-trope", "model.dropout=0", "train.negatives=8")
     data = generate(shape, users=100, full=True, device=CPU)
     assert Parts(config, data.to("cuda"), torch.device("cuda")).fused(True).multiprocessors > 0
-    truth = losses(config, data, "cpu", is_bf16=False, plain=True)
-    exact = (losses(config, data, "cuda", is_bf16=False, plain=False) - truth).abs()
-    fused = (losses(config, data, "cuda", is_bf16=True, plain=False) - truth).abs()
-    plain = (losses(config, data, "cuda", is_bf16=True, plain=True) - truth).abs()
-    print(f"largest {exact.max():.5f} {fused.max():.4f} {plain.max():.4f}; mean {fused.mean():.5f} {plain.mean():.5f}")
+    exact, fused, plain = off_from_the_reference("kernels in CUDA", config, data)
     assert exact.max() < 1e-3
     assert fused[:20].max() < 0.02 and fused.mean() < 2 * plain.mean() + 0.005
 

@@ -98,7 +98,7 @@ def compiled(source: Path, defines: dict[str, int | str]) -> Module:
 def launch(
     source: Path, name: str, defines: Defines, grid: Grid, threads: int, shared: int, arguments: Sequence[Argument]
 ) -> None:
-    """The `nvrtc.Launch` of tests on a CPU."""
+    """What stands in for `nvrtc.launch` on a CPU; see the fixture `emulated`."""
     compiled(source, dict(defines)).launch(name, grid, threads, shared, list(arguments))
 
 

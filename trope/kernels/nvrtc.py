@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -53,15 +52,6 @@ def kernel(source: Path, name: str, defines: Defines, device: int | None = None)
         defines: names and values of macros.
     """
     return _kernel(source, name, defines, torch.cuda.current_device() if device is None else device)
-
-
-class Launch(Protocol):
-    """Run a kernel of a .cu file, as `launch` does; tests have a CPU play the GPU."""
-
-    def __call__(
-        self, source: Path, name: str, defines: Defines, grid: Grid, threads: int, shared: int,
-        arguments: Sequence[Argument],
-    ) -> None: ...  # fmt: skip
 
 
 def launch(

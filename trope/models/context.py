@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -77,7 +78,6 @@ class Context:
         self.bounds, self.times_T, self.query_times_T, self.index_T = bounds, times_T, query_times_T, index_T
         self._like, self._seed, self._low, self._aside = like, seed, low, aside
         self._gaps: dict[int, Gaps] = {}
-        self._heads: tuple[int, int] | None = None
         self._coordinates: dict[tuple[type, bool], tuple[Tensor, Tensor]] = {}
         self._intervals: dict[int, Tensor] = {}
         self._slots_T: Tensor | None = None
@@ -92,23 +92,23 @@ class Context:
         return None if self._low is None else self._low(parameter)
 
     def begin_gaps(self, last: int, heads: tuple[int, int]) -> None:
-        """Compute `gaps` beside what the block does until it asks for them. heads: how many it has, and how wide."""
-        self._heads = heads
-        if self._aside is not None and last not in self._gaps:
-            with self._aside.work():
-                self._gaps[last] = self._make_gaps(last)
+        """Compute `gaps`, on a GPU beside what the block does until it asks for them.
+
+        heads: how many the block has, and how wide.
+        """
+        if last not in self._gaps:
+            with nullcontext() if self._aside is None else self._aside.work():
+                self._gaps[last] = self._make_gaps(last, heads)
 
     def gaps(self, last: int) -> Gaps:
-        """Time gaps of all pairs, in buckets 0 .. last, for HSTU's time bias."""
+        """Time gaps of all pairs, in buckets 0 .. last, for HSTU's time bias; `begin_gaps` has begun them."""
         if self._aside is not None:
             self._aside.join()
-        if last not in self._gaps:
-            self._gaps[last] = self._make_gaps(last)
         return self._gaps[last]
 
-    def _make_gaps(self, last: int) -> Gaps:
+    def _make_gaps(self, last: int, heads: tuple[int, int]) -> Gaps:
         times = (self.times_T, self.query_times_T, self.bounds)
-        return time_gaps(*times, last, like=self._like.new_empty(0, dtype=self.dtype), heads=self._heads)
+        return time_gaps(*times, last, like=self._like.new_empty(0, dtype=self.dtype), heads=heads)
 
     def coordinates(self, rotary: Rotation, uncentred: bool = False) -> tuple[Tensor, Tensor]:
         """Where queries and keys stand for a rotary encoding, two of [C, T].

@@ -44,9 +44,8 @@ def is_made_for(
     is_right = head_dim == HEAD_DIM and heads in HEADS and dtype == torch.bfloat16 and last < MOST_BUCKETS
     if device.type != "cuda" or not is_right or bounds.max_len <= BLOCK:
         return False
-    return HOPPER <= shared_memory(device) >= query_tile(heads, bounds.max_len).shared and nvrtc.is_available(
-        device.index
-    )
+    needed = max(HOPPER, query_tile(heads, bounds.max_len).shared)
+    return shared_memory(device) >= needed and nvrtc.is_available(device.index)
 
 
 def is_narrow(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, bias: Bias) -> bool:
@@ -67,39 +66,30 @@ def query_tile(H: int, L: int) -> Tile:
     return Tile(QUERY_ROWS, 64 * H, 2 * (stage + sums + histogram) + row_stride(L) * 4)
 
 
-def with_sheet(
-    bias: Bias, bounds: SequenceBounds, like: Tensor, most_bytes: int, launch: nvrtc.Launch = nvrtc.launch
-) -> Bias:
-    """The bias with a sheet of half of it, if the sheet takes at most `most_bytes`, else the bias as it is.
-
-    As attention/triton.py: `with_sheet`, but for the half.
-    """
-    B, S = 1 if bias.time is None else len(bounds.lengths_B), row_stride(bounds.max_len)
-    if B * S**2 * like.element_size() > most_bytes or (bias.position is None and bias.time is None):
-        return bias
-    bias = bias._replace(sheet=torch.empty((B, S, S), dtype=like.dtype, device=like.device))
-    grid = (S // SHEET.rows, S // SHEET.rows, B)
+def write_sheet(bias: Bias, bounds: SequenceBounds, like: Tensor) -> None:
+    """Write half of the bias into its sheet: the `write` of attention/triton.py: `with_sheet`."""
+    assert bias.sheet is not None
+    tiles = bias.sheet.shape[-1] // SHEET.rows
     arguments = _ordered(_bias_arguments(bias, bounds))
-    launch(SOURCE, "narrow_sheet", _defines(2, bias), grid, SHEET.threads, SHEET.shared, arguments)
-    return bias
+    grid = (tiles, tiles, len(bias.sheet))
+    nvrtc.launch(SOURCE, "narrow_sheet", _defines(like.shape[1], bias), grid, SHEET.threads, SHEET.shared, arguments)
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias, launch: nvrtc.Launch = nvrtc.launch
-) -> Tensor:
+def forward(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias) -> Tensor:
     """y [T, H, D], contiguous; zero outside of all sequences. The bias's sheet holds half of it."""
     T, H, D = q.shape
     y = (torch.empty if bounds.is_complete else torch.zeros)((T, H, D), dtype=q.dtype, device=q.device)
     arguments = _arguments(q, k, v, bounds, n, bias) | {"y": y}
     grid = _grid(bounds, H, FORWARD)
-    launch(SOURCE, "narrow_forward", _defines(H, bias), grid, FORWARD.threads, FORWARD.shared, _ordered(arguments))
+    nvrtc.launch(
+        SOURCE, "narrow_forward", _defines(H, bias), grid, FORWARD.threads, FORWARD.shared, _ordered(arguments)
+    )
     return y
 
 
 def backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias,
-    launch: nvrtc.Launch = nvrtc.launch,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias
+) -> tuple[Tensor | None, ...]:
     """dq, dk and dv, views into one [T, 3, H, D], zero outside of all sequences; d position and d time, or None."""
     T, H, D = q.shape
     B, L, S = len(bounds.lengths_B), bounds.max_len, row_stride(bounds.max_len)
@@ -119,8 +109,8 @@ def backward(
     }  # fmt: skip
     defines = _defines(H, bias)
     in_order, of_queries = _ordered(arguments), query_tile(H, L)
-    launch(SOURCE, "narrow_keys", defines, _grid(bounds, H, KEYS), KEYS.threads, KEYS.shared, in_order)
-    launch(SOURCE, "narrow_queries", defines, (tiles, B, 1), of_queries.threads, of_queries.shared, in_order)
+    nvrtc.launch(SOURCE, "narrow_keys", defines, _grid(bounds, H, KEYS), KEYS.threads, KEYS.shared, in_order)
+    nvrtc.launch(SOURCE, "narrow_queries", defines, (tiles, B, 1), of_queries.threads, of_queries.shared, in_order)
     d_position = None if bias.position is None else torch.zeros_like(bias.position)
     if d_position is not None:
         centre = (len(d_position) - 1) // 2

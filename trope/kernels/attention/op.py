@@ -46,8 +46,7 @@ class FusedAttention(torch.autograd.Function):
         # These keep the gradient of the scores, and need no runs of buckets.
         fits = not learns or kept_bytes(q, bounds) <= passing_bytes
         is_narrow = fits and narrow.is_narrow(q, k, v, bounds, bias)
-        make_sheet = narrow.with_sheet if is_narrow else with_sheet
-        bias = make_sheet(bias, bounds, q, passing_bytes)
+        bias = with_sheet(bias, bounds, q, passing_bytes, narrow.write_sheet if is_narrow else None)
         is_kept = bias.sheet is not None and bias.sheet.nbytes <= at_least(most_bytes, KEPT_SHARE, q.device)
         ctx.save_for_backward(q, k, v, position, time, bias.sheet if is_kept else None)
         ctx.bounds, ctx.n, ctx.gaps, ctx.passing_bytes = bounds, n, gaps, passing_bytes
@@ -63,8 +62,8 @@ class FusedAttention(torch.autograd.Function):
         dy = dy if dy.stride(-1) == 1 else dy.contiguous()
         bias = Bias(position, time, ctx.gaps, sheet)
         if sheet is None:
-            make_sheet = narrow.with_sheet if ctx.is_narrow else with_sheet
-            bias = make_sheet(bias, ctx.bounds, q, ctx.passing_bytes)
+            write = narrow.write_sheet if ctx.is_narrow else None
+            bias = with_sheet(bias, ctx.bounds, q, ctx.passing_bytes, write)
         if ctx.is_narrow:
             found = narrow.backward(dy, q, k, v, ctx.bounds, ctx.n, bias)
         else:

@@ -17,6 +17,8 @@ Shape letters: B sequences, L positions, T tokens, H heads, D head dim, K time b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -143,10 +145,14 @@ def cache_buckets(times_T: Tensor, query_times_T: Tensor, bounds: SequenceBounds
     return buckets
 
 
-def with_sheet(bias: Bias, bounds: SequenceBounds, like: Tensor, most_bytes: int) -> Bias:
+def with_sheet(
+    bias: Bias, bounds: SequenceBounds, like: Tensor, most_bytes: int,
+    write: Callable[[Bias, SequenceBounds, Tensor], None] | None = None,
+) -> Bias:  # fmt: skip
     """The bias with its sheet, if the sheet takes at most `most_bytes`, else the bias as it is.
 
     The sheet holds whole tiles, [B, S, S] with S = row_stride(L). Without a time bias all sequences share one.
+    write: fills the empty sheet of a bias; None: `_write_sheet`.
     """
     if bias.position is None and bias.time is None:
         return bias
@@ -154,13 +160,18 @@ def with_sheet(bias: Bias, bounds: SequenceBounds, like: Tensor, most_bytes: int
     B = len(bounds.lengths_B) if bias.time is not None else 1
     if B * S**2 * like.element_size() > most_bytes or not len(bounds.lengths_B):
         return bias
-    sheet = torch.empty((B, S, S), dtype=like.dtype, device=like.device)
-    bias = bias._replace(sheet=sheet)
-    arguments = bias.arguments(like, bounds) | {"s_sheet": sheet.stride(0)}
+    bias = bias._replace(sheet=torch.empty((B, S, S), dtype=like.dtype, device=like.device))
+    (write or _write_sheet)(bias, bounds, like)
+    return bias
+
+
+def _write_sheet(bias: Bias, bounds: SequenceBounds, like: Tensor) -> None:
+    assert bias.sheet is not None
+    B, S, _ = bias.sheet.shape
+    arguments = bias.arguments(like, bounds) | {"s_sheet": bias.sheet.stride(0)}
     del arguments["SHEET"]  # this kernel writes the sheet
     block = block_of(bounds.max_len)
     _sheet_kernel[(S // block, S // block, B)](**arguments, BLOCK=block)
-    return bias
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias, learns: bool) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from trope.kernels.backend import Backend, resolve_backend
-from trope.kernels.table import reference
+from trope.kernels.table import own, reference
+from trope.kernels.table.own import own_multiprocessors
 from trope.kernels.table.reference import InputEntries, Part, ScoreEntries
 
 __all__ = [
@@ -47,16 +48,6 @@ def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries,
     from trope.kernels.table import triton as fused
 
     return fused.table_gradient(table_VE, scores, inputs)
-
-
-def own_multiprocessors(table_VE: Tensor, share: float) -> int:
-    """How many multiprocessors of the GPU a share of them is; 0 where table/own.cu does not run."""
-    if not table_VE.is_cuda:
-        return 0
-    from trope.kernels.table import own
-
-    count = torch.cuda.get_device_properties(table_VE.device).multi_processor_count
-    return round(share * count) if own.can_run(table_VE) else 0
 
 
 @torch.no_grad()
@@ -93,7 +84,6 @@ def update_table(
     arguments = (table_VE, exp_avg_VE, exp_avg_sq, unit_VE, scores, inputs, factors, part)
     if resolve_backend(backend, table_VE) == "torch":
         return reference.update_table(*arguments)
-    from trope.kernels.table import own
     from trope.kernels.table import triton as fused
 
     if multiprocessors:

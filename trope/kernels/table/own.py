@@ -20,19 +20,22 @@ WARPS, STAGES = 16, 2  # as in own.cu
 WIDEST = 512  # numbers of a row: more would not fit two stages of a multiprocessor's shared memory
 
 
-def can_run(table_VE: Tensor) -> bool:
-    """Whether own.cu takes this table. It needs Hopper's shared memory, and was measured on an H200 only."""
-    E = table_VE.shape[1]
+def own_multiprocessors(table_VE: Tensor, share: float) -> int:
+    """How many multiprocessors of the GPU a share of them is; 0 where own.cu does not take this table.
+
+    It needs Hopper's shared memory, and was measured on an H200 only.
+    """
+    E, device = table_VE.shape[1], table_VE.device
     if not table_VE.is_cuda or E % 128 or E > WIDEST or len(table_VE) >= 2**31:
-        return False
-    has_room = shared_memory(table_VE.device) >= max(HOPPER, _shared(E, states=3))
-    return has_room and nvrtc.is_available(table_VE.device.index)
+        return 0
+    if shared_memory(device) < max(HOPPER, _shared(E, states=3)) or not nvrtc.is_available(device.index):
+        return 0
+    return round(share * torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def update_others(
     table_VE: Tensor, exp_avg_VE: Tensor, exp_avg_sq: Tensor, unit_VE: Tensor,
     scores: ScoreEntries, inputs: InputEntries, factors: Tensor, multiprocessors: int,
-    launch: nvrtc.Launch = nvrtc.launch,
 ) -> Tensor:  # fmt: skip
     """As `update_table` with part="others"; float32, unit vectors and outputs both in bf16 or both in float32."""
     from trope.kernels.table.triton import check_entries, check_state
@@ -53,7 +56,7 @@ def update_others(
         inputs.first_V, factors, partial, rows, EPS,
     ]  # fmt: skip
     shared = _shared(E, states=2 if is_rowwise else 3)
-    launch(SOURCE, "update_others", defines, (multiprocessors, 1, 1), 32 * WARPS, shared, arguments)
+    nvrtc.launch(SOURCE, "update_others", defines, (multiprocessors, 1, 1), 32 * WARPS, shared, arguments)
     return partial.sum(dim=0, keepdim=True)
 
 

@@ -72,12 +72,10 @@ class ProgramContext(Context):
         bounds = SequenceBounds.padded(lengths_B, times_BL.shape[1])
         super().__init__(bounds, times_BL.flatten(), query_times_BL.flatten(), index_BL.flatten(), like)
 
-    def gaps(self, last: int) -> Gaps:
-        if last not in self._gaps:
-            assert self._edges is not None
-            buckets = exact_buckets(self._query_times_BL, self._times_BL, self._edges)
-            self._gaps[last] = Gaps(self.times_T, self.query_times_T, last, buckets)
-        return self._gaps[last]
+    def _make_gaps(self, last: int, heads: tuple[int, int]) -> Gaps:
+        assert self._edges is not None
+        buckets = exact_buckets(self._query_times_BL, self._times_BL, self._edges)
+        return Gaps(self.times_T, self.query_times_T, last, buckets)
 
     def intervals(self, most: int) -> Tensor:
         if most not in self._intervals:
