@@ -70,6 +70,14 @@ def allowed_ms() -> float:
     return float(row["roofline_ms"]) / 0.3 - (float(row["p50_ms"]) - kernel_ms("shop-long:hstu-trope", *NARROW))
 
 
+def block_ms(way: str) -> float:
+    """Milliseconds of attention in a block of 16 x 4,096, without what a step needs once; the file's last such line."""
+    lines = re.findall(rf"16 x 4096 x 8 x 32 {way}: total (\d+) us; (.*) \|", text("attention-h200.txt"))
+    total, parts = lines[-1]
+    once = re.findall(r"\b(?:runs|bucket) (\d+)", parts)
+    return (int(total) - sum(map(int, once))) / 1e3
+
+
 def timeline_us(kernel: str) -> float:
     """The longest launch of a kernel in results/timeline-h200.txt."""
     return max(float(line.split()[1]) for line in text("timeline-h200.txt").splitlines() if line.endswith(kernel))
@@ -101,6 +109,8 @@ H200_VALUES: dict[str, Callable[[], str]] = {
     "shop-attention": lambda: f"{kernel_ms('shop:hstu-trope', *NARROW):.1f}",
     "shop-keys": lambda: f"{kernel_ms('shop:hstu-trope', 'narrow_keys'):.1f}",
     "shop-queries": lambda: f"{kernel_ms('shop:hstu-trope', 'narrow_queries'):.1f}",
+    "block-cuda": lambda: f"{block_ms('again'):.1f}",
+    "block-triton": lambda: f"{block_ms('triton'):.1f}",
     "long-step": lambda: f"{kernel_ms('shop-long:hstu-trope'):.0f}",
     "long-attention": lambda: f"{kernel_ms('shop-long:hstu-trope', *NARROW):.1f}",
     "long-allowed": lambda: f"{allowed_ms():.0f}",

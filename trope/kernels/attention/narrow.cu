@@ -233,6 +233,17 @@ template <int ROWS, int COLUMNS, int THREADS> struct SheetCopy {
   }
 };
 
+// Begins the copies of a stage: two tiles of TILE bytes and the bias. Past the last stage there is nothing to copy.
+template <int TILE, class First, class Second, class Bias>
+__device__ __forceinline__ void fetch_stage(unsigned char* stage, bool exists, First& first, Second& second, Bias& bias) {
+  if (exists) {
+    first(stage);
+    second(stage + TILE);
+    bias(stage + 2 * TILE);
+  }
+  commit_copies();
+}
+
 // -------------------------------------------------------------------------------------------------------------- sheet
 
 constexpr int SHEET_TILE = 64, SHEET_THREADS = 128;
@@ -299,12 +310,7 @@ extern "C" __global__ void __launch_bounds__(FORWARD_THREADS, 3) narrow_forward(
   SheetCopy<FORWARD_QUERIES, FORWARD_KEYS, FORWARD_THREADS> copy_bias(sheet, S, first, 0, FORWARD_KEYS);
   auto fetch = [&](int i) {
     unsigned char* stage = shared + (i % FORWARD_STAGES) * FORWARD_STAGE;
-    if (i < stages) {
-      copy_keys(stage);
-      copy_values(stage + FORWARD_TILE);
-      copy_bias(stage + 2 * FORWARD_TILE);
-    }
-    commit_copies();
+    fetch_stage<FORWARD_TILE>(stage, i < stages, copy_keys, copy_values, copy_bias);
   };
   for (int i = 0; i < FORWARD_STAGES - 1; ++i) fetch(i);
 
@@ -402,12 +408,7 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const A
   SheetCopy<KEY_QUERIES, KEYS, KEY_THREADS> copy_bias(sheet, S, first, first, static_cast<long long>(KEY_QUERIES) * S);
   auto fetch = [&](int i) {
     unsigned char* stage = shared + (i % KEY_STAGES) * KEY_STAGE;
-    if (i < stages) {
-      copy_queries(stage);
-      copy_gradients(stage + KEY_TILE);
-      copy_bias(stage + 2 * KEY_TILE);
-    }
-    commit_copies();
+    fetch_stage<KEY_TILE>(stage, i < stages, copy_queries, copy_gradients, copy_bias);
   };
   for (int i = 0; i < KEY_STAGES - 1; ++i) fetch(from + i);
 

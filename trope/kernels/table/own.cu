@@ -1,7 +1,7 @@
 // AdamW for the rows of the item table that are no token's input, on a few multiprocessors that it has for itself.
 //
 // Why not the Triton kernel: beside the network's backward pass its thousands of small programs sit on every
-// multiprocessor. The network's products need whole ones, and wait for them to drain at every launch. Here a block fills a
+// multiprocessor. The network's products need whole ones, and would wait for programs to drain. Here a block fills a
 // multiprocessor and stays: the network has all others from the first launch to the last. reference.py is the ground truth.
 //
 // A warp has a row at a time, and looks ahead: weights and moments of its next row go to shared memory while it adds up
