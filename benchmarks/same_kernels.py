@@ -1,11 +1,12 @@
-"""Whether two checkouts compile the same GPU code: the operators' Triton launches, compiled for sm_90 without a GPU.
+"""Whether two checkouts compile the same GPU code, for sm_90 and without a GPU.
 
 python benchmarks/same_kernels.py --code OLD --out before.json
 python benchmarks/same_kernels.py --code . --out after.json --against before.json
 
-A refactoring of trope/kernels must print "the same kernels": launches, their grids and the PTX (without line numbers
-and the kernel's name) are equal. Tensors are on the CPU and nothing is run, so results are not compared; the tests do
-that. Takes two minutes. tests/test_kernels_compile.py runs it, so that a kernel which no GPU can have does not land.
+A refactoring of trope/kernels must print "the same kernels". Of Triton, launches, their grids and the PTX (without line
+numbers and the kernel's name) are equal. With TROPE_NVRTC=build/nvrtc-VERSION (`make test-compile`) the machine code of
+every .cu file is equal, too. Tensors are on the CPU and nothing is run, so results are not compared; the tests do that.
+Takes two minutes. tests/test_kernels_compile.py runs it, so that a kernel which no GPU can have does not land.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from cuda_code import machine_code, nvrtc_in, variants
 
 SHARED_BYTES = 232_448  # of a program on a Hopper GPU; a launch that asks for more fails, and only there
 SKIPPED = re.compile(r"(?m)^\s*//.*$")  # comments, and with them the path of the source
@@ -215,6 +218,14 @@ def launch_everything() -> None:
         places(torch.randn(5, E), catalogue, torch.arange(5), torch.arange(1, 6), *left_out)
 
 
+def compile_cuda(root: Path, folder: Path, launches: list[list[Any]]) -> None:
+    """Write down every .cu file in each of its variants, compiled by the NVRTC in a folder."""
+    with nvrtc_in(folder):
+        for source, defines in variants(root):
+            code = machine_code(source, defines, "sm_90")
+            launches.append([source.name, defines, hashlib.sha256(code).hexdigest()])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--code", type=Path, required=True, help="root of the checkout")
@@ -227,14 +238,17 @@ def main() -> None:
     launches: list[list[Any]] = []
     record(launches)
     launch_everything()
-    arguments.out.write_text(json.dumps(launches, indent=0))
     import triton
 
     kernels = len({name for name, _, _ in launches})
     print(f"{len(launches)} launches of {kernels} kernels, Triton {triton.__version__}")
+    if "TROPE_NVRTC" in os.environ:
+        compile_cuda(arguments.code.resolve(), Path(os.environ["TROPE_NVRTC"]).resolve(), launches)
+        print(f"and {sum(name.endswith('.cu') for name, _, _ in launches)} files and variants in CUDA C++")
+    arguments.out.write_text(json.dumps(launches, indent=0))
     if arguments.against is None:
         return
-    before = json.loads(arguments.against.read_text())
+    before, launches = (json.loads(path.read_text()) for path in (arguments.against, arguments.out))
     changed = sorted({old[0] for old, new in zip(before, launches, strict=False) if old[1:] != new[1:]})
     if len(before) != len(launches):
         sys.exit(f"{len(before)} launches before, {len(launches)} now")

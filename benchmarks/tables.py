@@ -320,10 +320,10 @@ def of_counting(name: str, baseline: str | None = None) -> str:
     return f"{100 * (max(values.values()) if baseline is None else values[baseline]):.2f}"
 
 
-def baskets_served(server: str) -> str:
+def baskets_served(server: str) -> float:
     """Requests a second with the demo's own baskets: of `trope serve`, or of LitServe, each with its best setting."""
     rows = json.loads((ROOT / "results" / "serve_http_demo.json").read_text())["rows"]
-    return f"{max(row['rate'] for row in rows if row['server'].startswith(server)):,.0f}"
+    return float(max(row["rate"] for row in rows if row["server"].startswith(server)))
 
 
 def streamed(name: str = "streaming") -> dict[str, Any]:
@@ -345,8 +345,9 @@ VALUES: dict[str, Callable[[], str]] = {
     **H200_VALUES,
     **REPLAY_VALUES,
     **SCALE_VALUES,
-    "baskets-trope": partial(baskets_served, "trope serve"),
-    "baskets-litserve": partial(baskets_served, "LitServe"),
+    "baskets-trope": lambda: f"{baskets_served('trope serve'):,.0f}",
+    "baskets-litserve": lambda: f"{baskets_served('LitServe'):,.0f}",
+    "baskets-times": lambda: f"{baskets_served('trope serve') / baskets_served('LitServe'):.1f}",
     "prepare-minutes": lambda: f"{prepared('wall_s') / 60:.1f}",
     "prepare-memory": lambda: f"{prepared('peak_memory_gib'):.1f}",
     "stream-events": lambda: f"{streamed()['events'] / 1e6:,.0f}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from table_parts import ROOT, read, rows
 from tables_speed import steps
@@ -64,6 +65,18 @@ def kernel_ms(what: str, *kernels: str) -> float:
     return sum(float(us) for us, _, _, name in lines if name.strip() in kernels) / 1e3
 
 
+def rotary_share(shape: str) -> str:
+    """Of copy speed, percent: the forward of the fused rotation, interleaved pairs."""
+    wanted = {"name": shape, "version": "triton", "direction": "forward", "layout": "interleaved"}
+    (row,) = [r for r in rows("kernels-h200.csv") if all(r[key] == value for key, value in wanted.items())]
+    return f"{100 * float(row['fraction_of_copy']):.0f}"
+
+
+def left_ms() -> float:
+    """What attention may take in a step of shop that makes 80 a second, all else as it is."""
+    return 1e3 / 80 - (kernel_ms("shop:hstu-trope") - kernel_ms("shop:hstu-trope", *NARROW))
+
+
 def allowed_ms() -> float:
     """What attention may take in a step of shop-long that reaches 30 % of its roofline, all else as it is."""
     row = steps("shop-long", "hstu-trope")
@@ -107,6 +120,7 @@ H200_VALUES: dict[str, Callable[[], str]] = {
     "shop-step": lambda: f"{kernel_ms('shop:hstu-trope'):.1f}",
     "shop-table": lambda: f"{kernel_ms('shop:hstu-trope', '_table_kernel'):.1f}",
     "shop-attention": lambda: f"{kernel_ms('shop:hstu-trope', *NARROW):.1f}",
+    "shop-left": lambda: f"{left_ms():.1f}",
     "shop-keys": lambda: f"{kernel_ms('shop:hstu-trope', 'narrow_keys'):.1f}",
     "shop-queries": lambda: f"{kernel_ms('shop:hstu-trope', 'narrow_queries'):.1f}",
     "block-cuda": lambda: f"{block_ms('again'):.1f}",
@@ -129,6 +143,7 @@ H200_VALUES: dict[str, Callable[[], str]] = {
     "share-transformer": lambda: share("transformer"),
     "share-transformer-trope": lambda: share("transformer-trope"),
     "share-long": lambda: f"{100 * float(steps('shop-long', 'hstu-trope')['fraction_of_roofline']):.0f}",
+    **{f"rotary-{shape}": partial(rotary_share, shape) for shape in ("ml20m", "shop", "pixel1m")},
     "readout-pixel1m": lambda: readout("pixel1m"),
     "readout-ml20m": lambda: readout("ml20m"),
 }

@@ -19,6 +19,7 @@ from training import one_thread, tiny
 import trope.train.pulse
 import trope.train.update
 import trope.train.update_run
+from trope.cli.new_events import read_new
 from trope.data.extend import extend, read_folder, write_extended
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
@@ -27,6 +28,8 @@ from trope.kernels.batch import Source, gather_batch
 from trope.models.recommender import SequentialRecommender
 from trope.runs import read_lineage, seal, write_json
 from trope.serve.recommender import Recommender
+from trope.server.schema import Event as Stored
+from trope.server.sqlite_store import SqliteStore
 from trope.times import DAY, say_minute
 from trope.train.distributed import Group
 from trope.train.divergence import DivergenceGuard
@@ -398,6 +401,41 @@ def test_a_prepared_dataset_of_the_longer_log_gives_the_same(run: Path, updated:
     assert code == 0 and f"7 new events ({len(ROWS)} more known already)" in said
     ours, theirs = (SequentialRecommender.from_pretrained(each / "best") for each in (tmp_path / "out", updated))
     assert torch.equal(ours.items.weight, theirs.items.weight)
+
+
+def test_the_store_of_a_server_gives_the_same(run: Path, updated: Path, tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "events.sqlite")
+    store.append([[Stored(str(user), item, time) for user, item, time in NEW[:4]]])
+    store.append([[Stored(str(user), item, time) for user, item, time in NEW[4:]]])
+    code, said = invoke(*command(run, store.path, tmp_path / "out"))  # the server may go on meanwhile
+    store.close()
+    assert code == 0 and "7 new events (0 more known already), 2 new users, 2 new items" in said
+    assert unnumbered(Sequences.of_run(tmp_path / "out")) == unnumbered(Sequences.of_run(updated))
+    # Later, with what came since: what was learned is known.
+    store = SqliteStore(store.path)
+    store.append([[Stored("3", 1, LAST + 50)]])
+    store.close()
+    code, said = invoke(*command(tmp_path / "out", store.path, tmp_path / "later"))
+    assert code == 0 and "1 new event (7 more known already), 0 new users, 0 new items" in said
+
+
+def test_what_a_store_has_of_one_second_is_a_basket(tmp_path: Path) -> None:
+    rows = [(user, f"i{item}", 1_500_000_000 + 1_000 * n) for n, (user, item, _) in enumerate(ROWS[:40])]
+    log = write_parquet(tmp_path / "log.parquet", rows, basket=[f"b{n}" for n in range(40)])
+    data = prepared(log, tmp_path / "data", loose(protocol=Protocol("loo-paper")), basket_col="basket")
+    user, bought = str(ROWS[0][0]), [("i1", 1_600_000_000), ("new", 1_600_000_000), ("i2", 1_600_000_005)]
+    store = SqliteStore(tmp_path / "events.sqlite")
+    store.append([[Stored(user, item, time) for item, time in bought]])
+    store.close()
+    before = read_folder(data.path, data.meta)
+    columns = dict.fromkeys(("user_col", "time_unit", "time_format"))
+    new = read_new(str(store.path), before, data, tmp_path, "fail", columns)
+    assert new.users == [ROWS[0][0]] and sorted(map(str, new.items)) == ["i1", "i2", "new"]
+    assert new.baskets_N is not None and new.baskets_N.tolist() == [0, 0, 1]
+    assert new.baskets == [1_600_000_000, 1_600_000_005]
+    assert extend(before, new, "the store").added == 3
+    with pytest.raises(ValueError, match="leave out --time-unit"):
+        read_new(str(store.path), before, data, tmp_path, "fail", {**columns, "time_unit": "s"})
 
 
 def test_a_moved_run_finds_its_dataset(updated: Path, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@
 // same line, does what the collective does, and lets them go. Which warp runs next, and in which direction its lanes run,
 // is drawn from a generator seeded by the block, so that a missing barrier shows and shows again.
 //
-// What a GPU would let pass is made to fail: memory outside of all tensors may not be touched (`Fenced` in __init__.py), shared memory is full of NaN at first, so is the destination of a copy until
-// wait_copies, what a lane reads from an absent lane is NaN, and bytes on both sides of shared memory must stay as they are.
+// What a GPU would let pass is made to fail: memory outside of all tensors may not be touched (`Fenced` in __init__.py),
+// shared memory is full of NaN at first, so is the destination of a copy until wait_copies, what a lane reads from an
+// absent lane is NaN, and bytes on both sides of shared memory must stay as they are.
 
 #pragma once
 

@@ -31,7 +31,7 @@ def kernels(
 def train(
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="pixel200k, pixel1m, pixel8m, ml20m, books, shop or shop-long; may be repeated."),
+        typer.Option(help="pixel200k, pixel1m, pixel8m, ml20m, books, shop, shop-long or shop-100m; may be repeated."),
     ] = None,
     model: Annotated[
         list[str] | None,

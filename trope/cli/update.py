@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from trope.data.extend import Log
 
 _COLUMNS = "Columns of NEW, where they are not those of the run's own log"
 
@@ -21,8 +17,9 @@ def update(
     events: Annotated[
         str,
         typer.Option(
-            help="The new events: files as the run's log (same columns and units), a table with --table, or a prepared "
-            "dataset of the longer log. Events that the run's dataset has already are left out."
+            help="The new events: files as the run's log (same columns and units), a table with --table, a prepared "
+            "dataset of the longer log, or the store of `trope serve`. Events that the run's dataset has already are "
+            "left out."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The run folder to write; it appears only when it is whole.")],
@@ -78,6 +75,7 @@ def _update(
     import torch
 
     from trope.atomic import atomic_folder
+    from trope.cli.new_events import read_new
     from trope.data.extend import extend, read_folder, write_extended
     from trope.data.printable import counted
     from trope.data.sequences import Sequences
@@ -91,7 +89,8 @@ def _update(
     if data_out is not None:
         _refuse_filled(data_out)
     recipe, old = read_recipe(run), Sequences.of_run(run, data)
-    extended = extend(read_folder(old.path, old.meta), _read_new(events, old, run, on_bad, columns), events)
+    before = read_folder(old.path, old.meta)
+    extended = extend(before, read_new(events, before, old, run, on_bad, columns), events)
     if not extended.added:
         raise ValueError(f"{events} has no event that {old.path} has not; there is nothing to learn")
     place_N = torch.from_numpy(np.ascontiguousarray(extended.place_N))
@@ -134,47 +133,6 @@ def _update(
         f"{out} is ready to serve: {counted(lineage['steps'], 'step')} from {run}. "
         f"Its dataset: {data_out or out / OWN_DATA}"
     )
-
-
-def _read_new(events: str, old: Any, run: Path, on_bad: str, columns: dict[str, str | None]) -> Log:
-    """The new events: of a prepared dataset, or read from files or a table as the run's own log was."""
-    from trope.data.extend import read_folder
-    from trope.data.folder import META
-    from trope.data.sequences import Sequences
-    from trope.train.fit import match_items
-
-    if "://" not in events and (Path(events) / META).is_file():
-        longer = Sequences.load(events)
-        match_items(run, longer)
-        return read_folder(longer.path, longer.meta)
-    try:
-        from trope.data.prepare import Options, read_log
-        from trope.data.sources.resolve import Request, resolve
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"reading a log needs {error.name}, which is not installed; install trope[data], or give a prepared dataset"
-        ) from None
-
-    source, filters = old.meta.get("source", {}), old.meta.get("filters", {})
-    if "items_by" in source:
-        raise ValueError(
-            f"the items of {old.path} are groups ({source['items_by']}) of those in its log; prepare the longer log "
-            "and give that dataset"
-        )
-    known = source.get("columns", {})
-    asked: dict[str, Any] = {f"{role}_col": known.get(role) for role in ("user", "item", "time", "basket", "event")}
-    if columns["time_unit"] is None and columns["time_format"] is None:
-        form = source.get("time_format")
-        asked |= {"time_format": form} if form else {"time_unit": source.get("time_unit")}
-    asked |= {option: value for option, value in columns.items() if value is not None}
-    options = Options(event_types=tuple(filters.get("event_types", ())), on_bad=on_bad)
-    with tempfile.TemporaryDirectory(prefix="trope-") as folder:
-        entries = read_log(resolve(Request(events, **asked)), Path(folder), options)
-        read = read_folder(Path(folder), {"arrays": entries})
-        return read._replace(  # the arrays are mapped from files that go now
-            items_N=read.items_N.copy(), times_N=read.times_N.copy(), offsets=read.offsets.copy(),
-            baskets_N=None if read.baskets_N is None else read.baskets_N.copy(),
-        )  # fmt: skip
 
 
 def _refuse_filled(path: Path) -> None:

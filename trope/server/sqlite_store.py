@@ -58,7 +58,7 @@ class SqliteStore:
         (version,) = self._writer.execute("PRAGMA user_version").fetchone()
         (tables,) = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and (application, version) != (_APPLICATION, _FORMAT):
-            raise ValueError(f"{self.path} is a database of something else; name another file with --store")
+            raise ValueError(f"{self.path} is a database of something else, not of `trope serve`; name another file")
         (mode,) = self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise ValueError(f"{self.path} lies on a file system without WAL ({mode}); name another place with --store")

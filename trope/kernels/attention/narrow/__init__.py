@@ -1,4 +1,4 @@
-"""Launches of narrow.cu, the attention for heads of 32 numbers, and when it takes the place of the Triton kernels.
+"""Attention for heads of 32 numbers, in CUDA C++: its launches, and when it takes the place of the Triton kernels.
 
 Shape letters: B sequences, L positions, S = row_stride(L), T tokens, H heads, D head dim.
 """
@@ -16,12 +16,12 @@ from trope.kernels.attention.arguments import BLOCK, Bias, row_stride
 from trope.kernels.limits import HOPPER, shared_memory
 from trope.kernels.sequence_bounds import SequenceBounds
 
-SOURCE = Path(__file__).with_name("narrow.cu")
-HEAD_DIM, HEADS, MOST_BUCKETS = 32, (2, 4, 8), 129  # as in narrow.cu
+SOURCES = {name: Path(__file__).with_name(f"{name}.cu") for name in ("sheet", "forward", "keys", "queries")}
+HEAD_DIM, HEADS, MOST_BUCKETS = 32, (2, 4, 8), 129  # as in narrow.cuh
 
 
 class Tile(NamedTuple):
-    """Rows and threads of a program, and its bytes of shared memory, as narrow.cu has them."""
+    """Rows and threads of a program, and its bytes of shared memory, as the kernels have them."""
 
     rows: int
     threads: int
@@ -37,9 +37,9 @@ QUERY_ROWS, QUERY_KEYS = 64, 32
 def is_made_for(
     heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, bounds: SequenceBounds, last: int
 ) -> bool:
-    """Whether narrow.cu is for such heads and for times in buckets 0 .. last.
+    """Whether these kernels are for such heads and for times in buckets 0 .. last.
 
-    Only on GPUs with Hopper's shared memory: it compiles from compute capability 8.0 on, but was measured on an H200.
+    Only on GPUs with Hopper's shared memory: they compile from compute capability 8.0 on, but were measured on an H200.
     """
     is_right = head_dim == HEAD_DIM and heads in HEADS and dtype == torch.bfloat16 and last < MOST_BUCKETS
     if device.type != "cuda" or not is_right or bounds.max_len <= BLOCK:
@@ -49,7 +49,7 @@ def is_made_for(
 
 
 def is_narrow(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, bias: Bias) -> bool:
-    """Whether narrow.cu takes these, once the bias has a sheet."""
+    """Whether these kernels take such inputs, once the bias has a sheet."""
     last = 0 if bias.gaps is None else bias.gaps.last
     if not is_made_for(q.shape[1], q.shape[2], q.dtype, q.device, bounds, last):
         return False
@@ -70,9 +70,8 @@ def write_sheet(bias: Bias, bounds: SequenceBounds, like: Tensor) -> None:
     """Write half of the bias into its sheet: the `write` of attention/triton.py: `with_sheet`."""
     assert bias.sheet is not None
     tiles = bias.sheet.shape[-1] // SHEET.rows
-    arguments = _ordered(_bias_arguments(bias, bounds))
     grid = (tiles, tiles, len(bias.sheet))
-    nvrtc.launch(SOURCE, "narrow_sheet", _defines(like.shape[1], bias), grid, SHEET.threads, SHEET.shared, arguments)
+    _launch("sheet", like.shape[1], bias, grid, SHEET, _bias_arguments(bias, bounds))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias) -> Tensor:
@@ -80,10 +79,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bia
     T, H, D = q.shape
     y = (torch.empty if bounds.is_complete else torch.zeros)((T, H, D), dtype=q.dtype, device=q.device)
     arguments = _arguments(q, k, v, bounds, n, bias) | {"y": y}
-    grid = _grid(bounds, H, FORWARD)
-    nvrtc.launch(
-        SOURCE, "narrow_forward", _defines(H, bias), grid, FORWARD.threads, FORWARD.shared, _ordered(arguments)
-    )
+    _launch("forward", H, bias, _grid(bounds, H, FORWARD), FORWARD, arguments)
     return y
 
 
@@ -107,10 +103,8 @@ def backward(
         "dq": dq, "dk": dk, "dv": dv, "grad_token": dq.stride(0), "grad_head": dq.stride(1),
         "by_distance": by_distance, "by_bucket": by_bucket,
     }  # fmt: skip
-    defines = _defines(H, bias)
-    in_order, of_queries = _ordered(arguments), query_tile(H, L)
-    nvrtc.launch(SOURCE, "narrow_keys", defines, _grid(bounds, H, KEYS), KEYS.threads, KEYS.shared, in_order)
-    nvrtc.launch(SOURCE, "narrow_queries", defines, (tiles, B, 1), of_queries.threads, of_queries.shared, in_order)
+    _launch("keys", H, bias, _grid(bounds, H, KEYS), KEYS, arguments)
+    _launch("queries", H, bias, (tiles, B, 1), query_tile(H, L), arguments)
     d_position = None if bias.position is None else torch.zeros_like(bias.position)
     if d_position is not None:
         centre = (len(d_position) - 1) // 2
@@ -118,7 +112,7 @@ def backward(
     return dq, dk, dv, d_position, None if bias.time is None else by_bucket.sum(dim=0)
 
 
-# In the order of `Arguments` in narrow.cu.
+# In the order of `Arguments` in narrow.cuh.
 _FIELDS = (
     *("q", "k", "v", "dy", "y", "dq", "dk", "dv", "ds", "sheet", "position", "time", "buckets", "starts", "lengths"),
     *("by_distance", "by_bucket"),
@@ -127,9 +121,12 @@ _FIELDS = (
 )
 
 
-def _ordered(arguments: dict[str, nvrtc.Argument]) -> list[nvrtc.Argument]:
-    """All fields; those that a kernel does not read are 0."""
-    return [arguments.get(name, 0) for name in _FIELDS]
+def _launch(name: str, H: int, bias: Bias, grid: nvrtc.Grid, tile: Tile, arguments: dict[str, nvrtc.Argument]) -> None:
+    """Launch narrow_`name` of `name`.cu. Fields that it does not read may be left out."""
+    has_position, has_time = bias.position is not None, bias.time is not None
+    defines = ("HEADS", H), ("HAS_POSITION", int(has_position)), ("HAS_TIME", int(has_time))
+    in_order = [arguments.get(field, 0) for field in _FIELDS]
+    nvrtc.launch(SOURCES[name], f"narrow_{name}", defines, grid, tile.threads, tile.shared, in_order)
 
 
 def _arguments(
@@ -157,12 +154,7 @@ def _bias_arguments(bias: Bias, bounds: SequenceBounds) -> dict[str, nvrtc.Argum
     return found
 
 
-def _defines(H: int, bias: Bias) -> nvrtc.Defines:
-    has_position, has_time = bias.position is not None, bias.time is not None
-    return ("HEADS", H), ("HAS_POSITION", int(has_position)), ("HAS_TIME", int(has_time))
-
-
-def _grid(bounds: SequenceBounds, H: int, tile: Tile) -> tuple[int, int, int]:
+def _grid(bounds: SequenceBounds, H: int, tile: Tile) -> nvrtc.Grid:
     return -(-bounds.max_len // tile.rows), H // 2, len(bounds.lengths_B)
 
 

@@ -1,0 +1,47 @@
+"""The events of a store as a log that the data engines read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trope.server.open_store import open_store
+
+_SQLITE = b"SQLite format 3\0"  # how every such file begins
+_ROWS = 100_000  # read at once
+
+
+def is_store(where: str) -> bool:
+    """Whether a path or URL may be a store of `trope serve`: an SQLite file, or a Redis."""
+    if where.startswith(("redis://", "rediss://", "unix://")):
+        return True
+    path = Path(where)
+    if "://" in where or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE)) == _SQLITE
+
+
+def write_log(where: str, path: Path) -> int:
+    """Write all events of a store to a Parquet file, in the order they were stored; returns how many there are.
+
+    Columns: `user`, `item` and `basket` as text, `time` in seconds. What a user does in one second is one basket.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema = pa.schema([("user", pa.string()), ("item", pa.string()), ("time", pa.int64()), ("basket", pa.string())])
+    store, written, position = open_store(where), 0, 0
+    try:
+        with parquet.ParquetWriter(path, schema) as file:
+            while found := store.after(position, _ROWS):
+                position, written = found[-1].position, written + len(found)
+                columns = [
+                    [event.user for event in found],
+                    [str(event.item) for event in found],
+                    [event.time for event in found],
+                    [str(event.time) for event in found],
+                ]
+                file.write_table(pa.table(columns, schema=schema))
+    finally:
+        store.close()
+    return written
