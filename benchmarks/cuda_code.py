@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -41,12 +42,18 @@ def nvrtc_in(folder: Path) -> Iterator[None]:
         raise FileNotFoundError(f"no NVRTC in {folder}: run `make test-compile`, which installs it")
     before = torch.version.cuda, torch.__file__
     torch.version.cuda, torch.__file__ = "13.0", str(folder / "torch" / "__init__.py")
-    nvrtc._nvrtc.cache_clear()
     try:
+        _forget(nvrtc)
         yield
     finally:
         torch.version.cuda, torch.__file__ = before
-        nvrtc._nvrtc.cache_clear()
+        _forget(nvrtc)
+
+
+def _forget(nvrtc: ModuleType) -> None:
+    for cached in ("_nvrtc", "_knows"):
+        if hasattr(nvrtc, cached):  # an older checkout may not have it
+            getattr(nvrtc, cached).cache_clear()
 
 
 def machine_code(source: Path, defines: Defines, architecture: str) -> bytes:

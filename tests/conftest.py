@@ -34,8 +34,8 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In the kernels' tests memory is full of NaN before it is written, so that an output left out is noticed."""
-    if not request.module.__name__.startswith("test_kernels"):
+    """In tests of kernels memory is full of NaN before it is written, so that an output left out is noticed."""
+    if not (request.module.__name__.startswith("test_kernels") or "emulated" in request.fixturenames):
         yield
         return
     torch.use_deterministic_algorithms(True)  # with it, torch fills uninitialised memory

@@ -27,6 +27,19 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.compile
+def test_gpus_that_nvrtc_does_not_know_run_tritons_kernels(caplog: pytest.LogCaptureFixture) -> None:
+    from trope.kernels import nvrtc
+
+    with nvrtc_in(Path(os.environ.get("TROPE_NVRTC", ""))):
+        assert nvrtc._knows((8, 0)) and nvrtc._knows((9, 0)) and nvrtc._knows((10, 0))
+        assert not caplog.records
+        assert not nvrtc._knows((99, 7)) and not nvrtc._knows((99, 7))
+        assert [record.getMessage()[:58] for record in caplog.records] == [
+            "NVRTC of CUDA 13.0 does not know GPUs of compute capabilit"
+        ]
+
+
+@pytest.mark.compile
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(("source", "defines"), variants(ROOT), ids=lambda x: str(x.stem if isinstance(x, Path) else x))
 def test_kernels_in_cuda_compile(source: Path, defines: Defines, architecture: str, tmp_path: Path) -> None:

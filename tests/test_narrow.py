@@ -139,6 +139,28 @@ def test_the_same_bits_again() -> None:
 
 
 @emulated
+def test_gradients_that_lie_anywhere_in_memory() -> None:
+    case = Case([100], 2, has_position=True, has_time=True)
+    expected = case.found("cpu")
+    inside = torch.zeros(case.dy.numel() + 1, dtype=torch.bfloat16)[1:].view(case.dy.shape)
+    case.dy = inside.copy_(case.dy)  # contiguous, but not from a multiple of 16 bytes on
+    assert case.dy.data_ptr() % 16
+    assert all(torch.equal(x, y) for x, y in zip(case.found("cpu"), expected, strict=True) if x is not None)
+
+
+def test_what_these_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narrow, "is_made_for", lambda *_: True)
+    case = Case([100], 2, has_position=True, has_time=True)
+    q, k, v = case.joint.unbind(1)
+    assert narrow.is_narrow(q, k, v, case.bounds, case.bias)
+    assert not narrow.is_narrow(q, k, v.float(), case.bounds, case.bias)
+    longer = case.bias._replace(time=torch.zeros(LAST + 2))
+    assert not narrow.is_narrow(q, k, v, case.bounds, longer)
+    with pytest.raises(AssertionError, match="longer than the position weights"):
+        narrow.forward(q, k, v, case.bounds, case.n, case.bias._replace(position=torch.zeros(101)))
+
+
+@emulated
 @pytest.mark.parametrize("most_bytes", [1 << 28, 1 << 14], ids=["sheet kept", "sheet written again"])
 def test_attention_takes_these_kernels(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a Hopper GPU runs, from `hstu_attention` on: the same as the kernels by themselves."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from trope.bench.scale import (
     GIB,
+    ROWS_HELD,
     Links,
     Measured,
     estimate,
@@ -16,8 +23,10 @@ from trope.bench.scale import (
     table_bytes,
 )  # fmt: skip
 from trope.bench.shapes import find_shape
+from trope.models.items import ItemTable
 from trope.models.recommender import SequentialRecommender
 from trope.times import DAY
+from trope.train.loss import token_losses
 from trope.train.optimizer import make_optimizer, table_hyper
 
 SHOP = find_shape("shop")
@@ -79,3 +88,33 @@ def test_links_send_nothing_to_themselves() -> None:
     assert links.seconds(80.0, 1) == 0
     assert links.seconds(80.0, 4) == pytest.approx(80 * 3 / 4 / 100)
     assert links.seconds(80.0, 8) == pytest.approx(80 * 4 / 8 / 10)
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of all tensors that operators make inside, as long as something holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak, self._held = 0, dict[int, tuple[StorageWeakRef, int]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor):
+                storage = x.untyped_storage()
+                self._held[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        self._held = {at: (ref, size) for at, (ref, size) in self._held.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(size for _, size in self._held.values()))
+        return made
+
+
+def test_the_rows_of_a_batch_are_held_so_many_times() -> None:
+    U, E = 5_000, 64
+    rows_VE = torch.randn(U + 1, E)
+    items, negatives = torch.arange(1, 9), torch.arange(1, 65).view(8, 8)
+    with _Live() as live:
+        table = ItemTable.of_rows(rows_VE)
+        out_TE = torch.nn.functional.normalize(table.embed(items), dim=-1)
+        token_losses(out_TE, items.roll(1), table.vectors(), negatives, 0.05).sum().backward()
+    held = live.peak / (4 * U * E)
+    assert ROWS_HELD - 1.5 < held + 1 <= ROWS_HELD + 0.1  # and the rows themselves

@@ -3,7 +3,7 @@
 // Every thread of a block is a fiber; blocks run one after the other. A fiber runs until it waits at a meeting point: a
 // collective of its warp or __syncthreads. When no lane of a warp can run, `resolve` checks that the lanes wait at the
 // same line, does what the collective does, and lets them go. Which warp runs next, and in which direction its lanes run,
-// is drawn from a generator seeded by the block, so that a missing barrier shows and shows again.
+// is drawn from a generator seeded by `order` and the block. A launch runs in two orders, so that a missing barrier shows.
 //
 // What a GPU would let pass is made to fail: memory outside of all tensors may not be touched (`Fenced` in __init__.py),
 // shared memory is full of NaN at first, so is the destination of a copy until wait_copies, what a lane reads from an
@@ -102,8 +102,15 @@ static jmp_buf scheduler;
 static std::string error;
 static uint64_t random_state;
 
-inline unsigned draw(unsigned below) {  // Knuth's MMIX generator
-  random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+inline uint64_t mixed(uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
+inline unsigned draw(unsigned below) {
+  random_state = mixed(random_state);
   return unsigned(random_state >> 33) % below;
 }
 
@@ -345,9 +352,11 @@ template <class Arguments> void (*Call<Arguments>::kernel)(Arguments);
 template <class Arguments> Arguments Call<Arguments>::arguments;
 }  // namespace
 
-// Runs a kernel over a grid. Returns what went wrong, or nothing.
+// Runs a kernel over a grid. order: a number; another one lets the threads run in another order. Returns what went wrong,
+// or nothing.
 template <class Arguments>
-const char* run(void (*kernel)(Arguments), const void* arguments, size_t bytes, const int* grid, int threads, int wanted) {
+const char* run(void (*kernel)(Arguments), const void* arguments, size_t bytes, const int* grid, int threads, int wanted,
+                int order) {
   error.clear();
   if (bytes != sizeof(Arguments)) {
     say("the kernel takes %zu bytes of arguments, got %zu", sizeof(Arguments), bytes);
@@ -383,7 +392,7 @@ const char* run(void (*kernel)(Arguments), const void* arguments, size_t bytes, 
     for (unsigned y = 0; y < gridDim.y && error.empty(); y++)
       for (unsigned x = 0; x < gridDim.x && error.empty(); x++) {
         blockIdx = {x, y, z};
-        random_state = (uint64_t(z) << 40) + (uint64_t(y) << 20) + x;
+        random_state = mixed(mixed(mixed(mixed(order) + z) + y) + x);
         memset(memory.data(), POISON, memory.size());
         run_block(fibers);
         for (size_t i = 0; i < memory.size() && error.empty(); i++)

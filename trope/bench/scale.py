@@ -19,6 +19,9 @@ from trope.models.pulse.seasons import BINS
 
 GIB = 2**30
 _FLOAT, _BF16, _ID = 4, 2, 8  # bytes
+# A batch's rows at the highest point of the plain step, in copies: rows, unit vectors, and what the backward pass of
+# their normalisation makes (tests/test_scale.py counts).
+ROWS_HELD = 6
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Estimate:
 
     gpus: int
     table_GiB: float  # weights, moments and unit vectors of its rows
-    rows_GiB: float  # the rows of its batch and their gradients
+    rows_GiB: float  # the rows of its batch, `ROWS_HELD` times
     rest_GiB: float  # as measured on one GPU
     sent_GiB: float  # in a step, to all GPUs and itself
     exchange_ms: float
@@ -114,7 +117,7 @@ def estimate(config: Config, items: int, gpus: int, measured: Measured, links: L
     return Estimate(
         gpus,
         table_bytes(config, -(-items // gpus)) / GIB,
-        2 * rows * config.model.width * _FLOAT / GIB,
+        ROWS_HELD * rows * config.model.width * _FLOAT / GIB,
         measured.peak_GiB - table_bytes(config, items) / GIB,
         sent / GIB,
         1e3 * exchange,

@@ -38,10 +38,11 @@ def packed(arguments: Sequence[Argument]) -> bytes:
 
 
 def is_available(device: int | None = None) -> bool:
-    """Whether kernels in CUDA C++ run on a device, by default the current one: it is new enough, and NVRTC is there."""
+    """Whether kernels in CUDA C++ run on a device, by default the current one: NVRTC is there and knows it."""
     if torch.version.cuda is None or sys.platform != "linux" or not torch.cuda.is_available():
         return False
-    return torch.cuda.get_device_capability(device) >= OLDEST and _nvrtc() is not None
+    capability = torch.cuda.get_device_capability(device)
+    return capability >= OLDEST and _knows(capability)
 
 
 def kernel(source: Path, name: str, defines: Defines, device: int | None = None) -> Kernel:
@@ -142,6 +143,25 @@ def _compiled(source: Path, options: tuple[str, ...]) -> bytes:
         return binary.raw
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+@functools.cache
+def _knows(capability: tuple[int, int]) -> bool:
+    """Whether NVRTC is there and compiles for a compute capability; what is missing is said once."""
+    nvrtc, number = _nvrtc(), ctypes.c_int()
+    if nvrtc is None:
+        return False
+    _check(nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(number)), "NVRTC")
+    known = (ctypes.c_int * number.value)()
+    _check(nvrtc.nvrtcGetSupportedArchs(known), "NVRTC")
+    major, minor = capability
+    if 10 * major + minor in known:
+        return True
+    logger.warning(
+        "NVRTC of CUDA %s does not know GPUs of compute capability %d.%d: Triton's kernels run instead of those in "
+        "CUDA C++, and are slower", torch.version.cuda, major, minor,
+    )  # fmt: skip
+    return False
 
 
 @functools.cache

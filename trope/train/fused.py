@@ -255,9 +255,11 @@ class FusedStep:
         """
         if not self.aside.is_open or factors is None:
             return None
-        # Without multiprocessors of its own it may not go ahead of the network: it would take all.
-        with (self.own if self.multiprocessors else self.aside).work():
-            return self._move(scores, inputs, factors, "others", self.multiprocessors)
+        # own.cu takes outputs in the dtype of the unit vectors. Those of shared negatives are float32.
+        own = self.multiprocessors if scores.out_TE.dtype == self.unit_VE.dtype else 0
+        # Without multiprocessors of its own the update may not go ahead of the network: it would take all.
+        with (self.own if own else self.aside).work():
+            return self._move(scores, inputs, factors, "others", own)
 
     def _update(
         self,

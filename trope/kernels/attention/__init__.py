@@ -26,9 +26,9 @@ __all__ = ["Gaps", "hstu_attention", "time_gaps"]
 # Buckets of all pairs (a byte each, for all blocks) and the bias of all pairs (for all heads of a block) are kept where
 # they fit in this many bytes; large GPUs keep a larger bias (attention/op.py, KEPT_SHARE). A bias that is not kept is
 # written again for the backward pass. Beyond that the kernels form both tile by tile, so memory is linear in the
-# length, and short sequences do not pay for it. 256 MiB keeps both at batch 128 and 512 positions; the budget itself
-# was not tuned.
-CACHE_BYTES = 1 << 28
+# length, and short sequences do not pay for it. 256 MiB keeps the buckets of 16 sequences of 4,096 positions, and an
+# eighth more those of the rows that a batch has for padding. The budget itself was not tuned.
+CACHE_BYTES = (1 << 28) + (1 << 25)
 MOST_SEQUENCES = 65_535  # the third axis of a launch has no more programs
 
 logger = logging.getLogger("trope")
@@ -52,6 +52,7 @@ def time_gaps(
             times, looking_from = times_T[places_BL], query_times_T[places_BL]
         return Gaps(times_T, query_times_T, last, reference.time_buckets(looking_from, times, last))
     from trope.kernels.attention import narrow  # only now: CPU users need no Triton
+    from trope.kernels.attention.arguments import kept_bytes, passing_bytes
     from trope.kernels.attention.runs import cache_runs
     from trope.kernels.attention.triton import cache_buckets
 
@@ -62,8 +63,8 @@ def time_gaps(
         return Gaps(times_T, query_times_T, last, None)
     buckets = cache_buckets(times_T, query_times_T, bounds, last)
     needs_runs = torch.is_grad_enabled()
-    if heads is not None and narrow.is_made_for(*heads, like.dtype, like.device, bounds, last):
-        needs_runs = False
+    if needs_runs and heads is not None and narrow.is_made_for(*heads, like.dtype, like.device, bounds, last):
+        needs_runs = kept_bytes(heads[0], like, bounds) > passing_bytes(CACHE_BYTES, like.device)  # as in op.py
     runs = cache_runs(buckets, bounds) if needs_runs else None
     return Gaps(times_T, query_times_T, last, buckets, runs)
 

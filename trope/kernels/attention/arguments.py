@@ -37,6 +37,12 @@ from trope.kernels.sequence_bounds import SequenceBounds
 # of a tile in 7 steps of a binary search and stores them as bytes, so a tile may not be larger than 64.
 BLOCK = 64
 
+# What lives only while one block is computed may take this many times the budget of what is kept for all blocks: the
+# bias of all pairs, which is then written once more for the backward, and the gradient of the scores. 16 is 4.5 GiB:
+# the latter for 17 sequences of 4,096 positions and 8 heads. With it a block takes 4.5 ms on an H200, without it 5.1
+# (results/attention-h200.txt). On a smaller card it is at most this share of the memory.
+PASSING, SHARE = 16, 16
+
 
 class Bias(NamedTuple):
     """The weights of both biases, the gaps between times, and the sheet made of them; each may be None."""
@@ -113,6 +119,19 @@ def at_least(least: int, share: int, device: torch.device) -> int:
     if device.type != "cuda" or not least:
         return least
     return max(least, torch.cuda.get_device_properties(device).total_memory // share)
+
+
+def passing_bytes(most_bytes: int, device: torch.device) -> int:
+    """How much may be held while one block is computed, if `most_bytes` may be kept for all blocks."""
+    passing = PASSING * most_bytes
+    if device.type == "cuda":
+        passing = min(passing, torch.cuda.get_device_properties(device).total_memory // SHARE)
+    return passing
+
+
+def kept_bytes(heads: int, like: Tensor, bounds: SequenceBounds) -> int:
+    """Bytes of the gradient of the scores, in `like`'s dtype."""
+    return len(bounds.lengths_B) * heads * row_stride(bounds.max_len) ** 2 * like.element_size()
 
 
 def programs_of(first: int, units: int, tiles: int) -> int:

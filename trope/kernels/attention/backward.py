@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trope.kernels.attention import bias_gradient, kept
-from trope.kernels.attention.arguments import Bias, heads_of, row_stride, strides, tile
+from trope.kernels.attention.arguments import Bias, heads_of, kept_bytes, row_stride, strides, tile
 from trope.kernels.attention.short import is_short, short_kernel
 from trope.kernels.attention.tiles import (
     BiasInputs,
@@ -137,11 +137,6 @@ def _key_kernel(
         store_tile(p_dv + (i_h + i) * s_dq_h, b_dv[i] * scale, start + o_n, m_n, s_dq_t, D, BLOCK_D)
 
 
-def kept_bytes(q: Tensor, bounds: SequenceBounds) -> int:
-    """Bytes of the gradient of the scores."""
-    return len(bounds.lengths_B) * q.shape[1] * row_stride(bounds.max_len) ** 2 * q.element_size()
-
-
 def backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias, most_bytes: int
 ) -> tuple[Tensor | None, ...]:
@@ -176,7 +171,7 @@ def backward(
 
         bias_gradient.sum_strips(fill_short, H, q.dtype, bounds, n, bias, *sums)
         return dq, dk, dv, *sums
-    keep = kept_bytes(q, bounds) <= most_bytes
+    keep = kept_bytes(q.shape[1], q, bounds) <= most_bytes
     ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
     together = heads_of(q, 0 if keep else SHARED_WIDTH)
     groups = H // together["HEADS"]

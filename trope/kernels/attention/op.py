@@ -8,15 +8,10 @@ import torch
 from torch import Tensor
 
 from trope.kernels.attention import narrow
-from trope.kernels.attention.arguments import Bias, at_least
-from trope.kernels.attention.backward import backward, kept_bytes
+from trope.kernels.attention.arguments import Bias, at_least, kept_bytes, passing_bytes
+from trope.kernels.attention.backward import backward
 from trope.kernels.attention.triton import forward, with_sheet
 
-# What lives only while one block is computed may take this many times the budget of what is kept for all blocks: the
-# bias of all pairs, which is then written once more for the backward, and the gradient of the scores. 16 is 4 GiB: the
-# latter for 16 sequences of 4,096 positions and 8 heads. With it a block takes 4.5 ms on an H200, without it 5.1
-# (results/attention-h200.txt). On a smaller card it is at most this share of the memory.
-PASSING, SHARE = 16, 16
 # A bias is kept for the backward if it takes at most `most_bytes`, or this share of the GPU's memory if that is more:
 # 559 MiB a block on an H200, where 16 sequences of 4,096 positions take 512.
 KEPT_SHARE = 256
@@ -41,15 +36,15 @@ class FusedAttention(torch.autograd.Function):
         learns: bool,
     ) -> Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        passing_bytes = _passing_bytes(most_bytes, q.device)
+        passing = passing_bytes(most_bytes, q.device)
         bias = Bias(position, time, gaps)
         # These keep the gradient of the scores, and need no runs of buckets.
-        fits = not learns or kept_bytes(q, bounds) <= passing_bytes
+        fits = not learns or kept_bytes(q.shape[1], q, bounds) <= passing
         is_narrow = fits and narrow.is_narrow(q, k, v, bounds, bias)
-        bias = with_sheet(bias, bounds, q, passing_bytes, narrow.write_sheet if is_narrow else None)
+        bias = with_sheet(bias, bounds, q, passing, narrow.write_sheet if is_narrow else None)
         is_kept = bias.sheet is not None and bias.sheet.nbytes <= at_least(most_bytes, KEPT_SHARE, q.device)
         ctx.save_for_backward(q, k, v, position, time, bias.sheet if is_kept else None)
-        ctx.bounds, ctx.n, ctx.gaps, ctx.passing_bytes = bounds, n, gaps, passing_bytes
+        ctx.bounds, ctx.n, ctx.gaps, ctx.passing = bounds, n, gaps, passing
         ctx.is_narrow = is_narrow and bias.sheet is not None
         if ctx.is_narrow:
             return narrow.forward(q, k, v, bounds, n, bias)
@@ -63,18 +58,10 @@ class FusedAttention(torch.autograd.Function):
         bias = Bias(position, time, ctx.gaps, sheet)
         if sheet is None:
             write = narrow.write_sheet if ctx.is_narrow else None
-            bias = with_sheet(bias, ctx.bounds, q, ctx.passing_bytes, write)
+            bias = with_sheet(bias, ctx.bounds, q, ctx.passing, write)
         if ctx.is_narrow:
             found = narrow.backward(dy, q, k, v, ctx.bounds, ctx.n, bias)
         else:
-            found = backward(dy, q, k, v, ctx.bounds, ctx.n, bias, ctx.passing_bytes)
+            found = backward(dy, q, k, v, ctx.bounds, ctx.n, bias, ctx.passing)
         dq, dk, dv, d_position, d_time = found
         return dq, dk, dv, None, None, d_position, d_time, None, None, None
-
-
-def _passing_bytes(most_bytes: int, device: torch.device) -> int:
-    """How much may be held while a block is computed."""
-    passing = PASSING * most_bytes
-    if device.type == "cuda":
-        passing = min(passing, torch.cuda.get_device_properties(device).total_memory // SHARE)
-    return passing

@@ -51,7 +51,9 @@ def is_made_for(
 def is_narrow(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, bias: Bias) -> bool:
     """Whether these kernels take such inputs, once the bias has a sheet."""
     last = 0 if bias.gaps is None else bias.gaps.last
-    if not is_made_for(q.shape[1], q.shape[2], q.dtype, q.device, bounds, last):
+    if not is_made_for(q.shape[1], q.shape[2], q.dtype, q.device, bounds, last) or not q.dtype == k.dtype == v.dtype:
+        return False
+    if bias.time is not None and len(bias.time) != last + 1:
         return False
     if any(w is not None and (w.dtype != torch.float32 or not w.is_contiguous()) for w in bias[:2]):
         return False
@@ -89,7 +91,7 @@ def backward(
     """dq, dk and dv, views into one [T, 3, H, D], zero outside of all sequences; d position and d time, or None."""
     T, H, D = q.shape
     B, L, S = len(bounds.lengths_B), bounds.max_len, row_stride(bounds.max_len)
-    dy = dy if _is_aligned(dy) else dy.contiguous()
+    dy = dy if _is_aligned(dy) else dy.clone(memory_format=torch.contiguous_format)  # elsewhere, so aligned
     joint = (torch.empty if bounds.is_complete else torch.zeros)((T, 3, H, D), dtype=q.dtype, device=q.device)
     dq, dk, dv = joint.unbind(1)
     ds = torch.empty((B, H, S, S), dtype=q.dtype, device=q.device)
@@ -148,7 +150,7 @@ def _bias_arguments(bias: Bias, bounds: SequenceBounds) -> dict[str, nvrtc.Argum
         "starts": bounds.starts_B.long(), "lengths": bounds.lengths_B.long(),
     }  # fmt: skip
     if bias.position is not None:
-        found |= {"position": bias.position, "centre": (len(bias.position) - 1) // 2}
+        found |= {"position": bias.position, "centre": bias.sizes(bounds)["centre"]}
     if bias.time is not None and bias.gaps is not None and bias.gaps.buckets is not None:
         found |= {"time": bias.time, "buckets": bias.gaps.buckets, "last": bias.gaps.last}
     return found
