@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,3 +73,19 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     if not emulator.HAS_COMPILER:
         pytest.skip("a CPU plays the GPU in C++, which needs g++")
     monkeypatch.setattr(nvrtc, "launch", emulator.launch)
+
+
+@pytest.fixture
+def launched(emulated: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels in CUDA C++ that are launched from now on, on the CPU."""
+    from trope.kernels import nvrtc
+
+    names: list[str] = []
+    launch = nvrtc.launch
+
+    def noting(source: Path, name: str, *rest: Any) -> None:
+        names.append(name)
+        launch(source, name, *rest)
+
+    monkeypatch.setattr(nvrtc, "launch", noting)
+    return names

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from conftest import on_gpu
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from trope.kernels import nvrtc
 from trope.kernels.attention import hstu_attention, narrow, reference
 from trope.kernels.attention.arguments import Bias, row_stride
 from trope.kernels.attention.gaps import Gaps
@@ -160,21 +156,12 @@ def test_what_these_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -> None
         narrow.forward(q, k, v, case.bounds, case.n, case.bias._replace(position=torch.zeros(101)))
 
 
-@emulated
 @pytest.mark.parametrize("most_bytes", [1 << 28, 1 << 14], ids=["sheet kept", "sheet written again"])
-def test_attention_takes_these_kernels(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_takes_these_kernels(most_bytes: int, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a Hopper GPU runs, from `hstu_attention` on: the same as the kernels by themselves."""
     import trope.kernels.attention as attention
 
     case = Case([100, 70], 2, has_position=True, has_time=True)
-    launched: list[str] = []
-    launch = nvrtc.launch
-
-    def noting(source: Path, name: str, *rest: Any) -> None:
-        launched.append(name)
-        launch(source, name, *rest)
-
-    monkeypatch.setattr(nvrtc, "launch", noting)
     monkeypatch.setattr(narrow, "is_made_for", lambda *_: True)
     monkeypatch.setattr(attention, "CACHE_BYTES", most_bytes)
     joint = case.joint.clone().requires_grad_()

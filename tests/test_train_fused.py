@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 from trope.bench.shapes import SHAPES, find_shape, generate
 from trope.config import PRESETS, Config, TrainConfig
 from trope.data.sequences import Sequences
-from trope.kernels import attention, nvrtc
+from trope.kernels import attention
 from trope.kernels.attention.arguments import kept_bytes, passing_bytes
 from trope.kernels.backend import Backend, prefer
 from trope.kernels.sequence_bounds import SequenceBounds
@@ -252,12 +250,12 @@ def test_the_tables_kernel_takes_shared_negatives(settings: tuple[str, ...]) -> 
     torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.usefixtures("emulated", "same_negatives")
+@pytest.mark.usefixtures("same_negatives")
 @pytest.mark.parametrize(
     ("settings", "is_bf16", "is_own"), [((), False, True), ((), True, True), (SHARED[0], True, False)], ids=str
 )
 def test_the_table_moves_on_multiprocessors_of_its_own(
-    settings: tuple[str, ...], is_bf16: bool, is_own: bool, monkeypatch: pytest.MonkeyPatch
+    settings: tuple[str, ...], is_bf16: bool, is_own: bool, launched: list[str]
 ) -> None:
     """As on a Hopper GPU, played by the CPU, and plain PyTorch, from the same draw."""
     shape = dataclasses.replace(TINY, width=128)
@@ -266,14 +264,6 @@ def test_the_table_moves_on_multiprocessors_of_its_own(
     one, two = Parts(config, data), Parts(config, data)
     kernels, plain = (parts.fused(is_bf16, backend) for parts, backend in ((one, "triton"), (two, "torch")))
     kernels.multiprocessors = 2
-    launched: list[str] = []
-    launch = nvrtc.launch
-
-    def noting(source: Path, name: str, *rest: Any) -> None:
-        launched.append(name)
-        launch(source, name, *rest)
-
-    monkeypatch.setattr(nvrtc, "launch", noting)
     near = {"rtol": 2e-2, "atol": 2e-3} if is_bf16 else {"rtol": 1e-4, "atol": 1e-6}
     for number in range(2):
         ours, theirs = kernels(0, number, number), plain(0, number, number)
