@@ -119,17 +119,42 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_best_model_lost_to_a_kill_is_published_again_on_resume(data: Sequences, tmp_path: Path) -> None:
-    """Killed between the checkpoint and best/, or in the middle of replacing it."""
+    """Killed between the checkpoint and best/; leftovers of other kills lie around."""
     run = tmp_path / "run"
     train(data, tiny("train.epochs=1"), run, "cpu", progress=False)
-    expected = weights(run)
-    (run / "best").rename(run / ".best.old-x")
-    (run / "checkpoints" / ".epoch0001-step00000001.partial-x").mkdir()
+    expected, before = weights(run), [names(run), sorted(path.name for path in run.iterdir())]
+    shutil.rmtree(run / "best")
+    last = run / "checkpoints" / ".epoch0001-step00000001"
+    for leftover in (
+        run / ".best.partial-0a1b2c3d",
+        run / ".best.draft",
+        run / "..best.draft.partial-0a1b2c3d",
+        last.with_name(f"{last.name}.partial-0a1b2c3d"),
+        last.with_name(f"{last.name}.partial-items"),
+    ):
+        leftover.mkdir()
+        (leftover / "half").touch()
     train(data, tiny("train.epochs=1"), run, "cpu", resume=True, progress=False)
     assert weights(run) == expected
-    assert (
-        not (run / ".best.old-x").exists() and not (run / "checkpoints" / ".epoch0001-step00000001.partial-x").exists()
-    )
+    assert [names(run), sorted(path.name for path in run.iterdir())] == before
+
+
+def test_the_best_model_survives_a_kill_while_it_is_replaced(data: Sequences, tmp_path: Path) -> None:
+    """Of an earlier epoch than the last, and with a pulse to publish: no checkpoint has this model any more.
+
+    Without an exchange of names, as on NFS, a kill leaves it under a hidden name alone.
+    """
+    run, config = tmp_path / "run", tiny("model.pulse=true", "train.epochs=4", "train.lr=0.05", "train.early_stop=9")
+    done = train(data, config, run, "cpu", progress=False)
+    assert done["best_epoch"] <= done["epochs"] - checkpoint.KEEP, "else a checkpoint would still have the best model"
+    expected = weights(run)
+    for later in ("pulse.json", "metrics.json"):
+        (run / later).unlink()
+    (run / "best").rename(run / ".best.old-0a1b2c3d")
+    again = train(data, config, run, "cpu", resume=True, progress=False)
+    assert weights(run) == expected
+    assert again["test"] == done["test"]
+    assert not list(run.glob(".best*"))
 
 
 class Malice:

@@ -85,6 +85,24 @@ def test_what_a_killed_task_left_is_removed(tmp_path: Path, monkeypatch: pytest.
     assert sorted(path.name for path in (found.path / "shards").iterdir()) == [f"{n:05d}" for n in range(5)]
 
 
+def test_a_shard_that_a_killed_task_was_replacing_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark may run a task twice; on NFS the second attempt takes the first one's folder away for a moment."""
+    written = ShardJob.__call__
+    log = log_of(tmp_path)
+    expected = prepared(log, tmp_path / "expected", loose(shard_users=9))
+
+    def killed(self: ShardJob, number: int, users: pa.Table, events: pa.Table):
+        entry = written(self, number, users, events)
+        shard = shard_folder(Path(self.folder), number)
+        shard.rename(shard.with_name(f".{shard.name}.old-0a1b2c3d"))
+        return entry
+
+    monkeypatch.setattr(ShardJob, "__call__", killed)
+    found = prepared(log, tmp_path / "out", loose(shard_users=9))
+    assert sorted(path.name for path in (found.path / "shards").iterdir()) == [f"{n:05d}" for n in range(5)]
+    same(found, expected)
+
+
 def test_a_database_writes_the_same_shards(tmp_path: Path) -> None:
     import duckdb
 

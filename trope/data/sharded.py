@@ -5,10 +5,10 @@ Nothing in here grows with the number of events or users but the list of shards.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
+from trope.atomic import recover_all
 from trope.data.arrays import Coded
 from trope.data.core import Sizes
 from trope.data.engines.base import Engine
@@ -35,10 +35,8 @@ def write_shards(
         found.append(shard)
         done += shard["facts"]["users"]
         stages.done("write", done / total)
-    # A task of Spark that was killed leaves its unfinished folder, and another task writes the shard. One that is being
-    # killed may still write, which is no error.
-    for leftover in (folder / SHARDS).glob(".*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    # A task of Spark that was killed leaves its unfinished folder, or takes away the one that another task has written.
+    recover_all(folder / SHARDS)
     found.sort(key=lambda shard: int(shard["number"]))
     assert [shard["number"] for shard in found] == list(range(len(found))), "a shard is missing or was written twice"
     facts = [ShardFacts(**shard["facts"]) for shard in found]
