@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,43 @@ def test_the_last_two_and_the_best_are_kept(tmp_path: Path) -> None:
     # Of the same step, the one in which the epoch is over comes later.
     checkpoints.save(model, optimizer, TrainState(11, 0, 50))
     assert checkpoints.latest() == tmp_path / "checkpoints" / "epoch0011-step00000050"
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on NFS while another process has one of its files open. The next save tries again."""
+    model, optimizer = make()
+    checkpoints = Checkpoints(tmp_path)
+
+    def refuse(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    with monkeypatch.context() as busy:
+        busy.setattr(shutil, "rmtree", refuse)
+        for epoch in (1, 2, 3):
+            checkpoints.save(model, optimizer, TrainState(epoch, 0, epoch))
+    assert len(names(tmp_path)) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "epoch0001-step00000001 could not be removed: " in line and "Directory not empty" in line
+    checkpoints.save(model, optimizer, TrainState(4, 0, 4))
+    assert names(tmp_path) == ["epoch0003-step00000003", "epoch0004-step00000004"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists what a process has mapped")
+@pytest.mark.parametrize("table_state", ["full", "row"])
+def test_a_resumed_run_has_no_file_of_its_checkpoint_mapped(tmp_path: Path, table_state: str) -> None:
+    """Mapped, a removed checkpoint would keep its place on the disk until the run ends."""
+    model, optimizer = make(9, f"train.table_state={table_state}")
+    Checkpoints(tmp_path).save(model, optimizer, TrainState(1, 0, 5, best=0.5, best_epoch=1))
+    latest = Checkpoints(tmp_path).latest()
+    assert latest is not None
+    model, optimizer = make(9, f"train.table_state={table_state}")
+    checkpoint.load(latest, model, optimizer)
+    best = SequentialRecommender.from_pretrained(tmp_path / "best")
+    assert torch.equal(best.items.weight, model.items.weight)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

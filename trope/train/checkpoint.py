@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from pathlib import Path
 import safetensors
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from trope.atomic import atomic_folder, recover, recover_all
 from trope.data.folder import sha256_of
@@ -126,8 +128,16 @@ class Checkpoints:
             self._write(target, model, optimizer, state, group)
         self.publish_best(model, state)
         if group is None or group.is_first:
-            for old in self._all()[:-KEEP]:
+            self._remove_older()
+
+    def _remove_older(self) -> None:
+        """Keep the latest checkpoints. The new one is whole, so one that cannot be removed does not end the run."""
+        for old in self._all()[:-KEEP]:
+            try:
                 shutil.rmtree(old)
+            except OSError as error:
+                said = f"warning: the old checkpoint {old} could not be removed: {error}; the next save tries again"
+                tqdm.write(said, file=sys.stderr)
 
     def _write(
         self,
@@ -328,7 +338,8 @@ def _fill_optimizer(
             raise ValueError(
                 f"{path} has {key} {list(value.shape)}, which model and optimiser have not; {_advice(path.parent)}"
             )
-        optimizer.state[parameter][moment] = value.to(parameter.device)
+        # Copied: on a CPU `value` is the mapped file, which would keep its place on the disk after it is removed.
+        optimizer.state[parameter][moment] = value.to(parameter.device, copy=True)
 
 
 def _advice(path: Path) -> str:
