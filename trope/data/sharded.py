@@ -12,7 +12,7 @@ from trope.atomic import recover_all
 from trope.data.arrays import Coded
 from trope.data.core import Sizes
 from trope.data.engines.base import Engine
-from trope.data.folder import SHARDED_FORMAT, SHARDS
+from trope.data.folder import SHARDED_FORMAT, SHARDS, find_array, shard_folder
 from trope.data.progress import Stages
 from trope.data.protocols import Protocol
 from trope.data.shards import ShardFacts, ShardJob
@@ -39,6 +39,7 @@ def write_shards(
     recover_all(folder / SHARDS)
     found.sort(key=lambda shard: int(shard["number"]))
     assert [shard["number"] for shard in found] == list(range(len(found))), "a shard is missing or was written twice"
+    _check_written(folder, found)
     facts = [ShardFacts(**shard["facts"]) for shard in found]
     if not any(each.test_users for each in facts):
         raise ValueError(protocol.nobody_to_test(name, total, max(each.longest for each in facts)))
@@ -61,3 +62,19 @@ def write_shards(
         "shard_users": shard_users,
         "shards": [shard["arrays"] for shard in found],
     }
+
+
+def _check_written(folder: Path, shards: list[dict[str, Any]]) -> None:
+    """Refuse shards that are not here: executors write to their own disk where --out is no shared one.
+
+    Sizes are compared and nothing is read, for there may be terabytes.
+    """
+    for shard in shards:
+        try:
+            for name in shard["arrays"]:
+                find_array(shard_folder(folder, shard["number"]), name, shard)
+        except (OSError, ValueError):
+            raise ValueError(
+                f"the executors did not write shard {shard['number']} into {folder / SHARDS} as the driver sees it; "
+                "--out must be on a file system that all machines share"
+            ) from None
