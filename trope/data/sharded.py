@@ -15,7 +15,8 @@ from trope.data.engines.base import Engine
 from trope.data.folder import SHARDED_FORMAT, SHARDS, find_array, shard_folder
 from trope.data.progress import Stages
 from trope.data.protocols import Protocol
-from trope.data.shards import ShardFacts, ShardJob
+from trope.data.shards import ShardJob
+from trope.data.splits import SplitFacts, describe
 
 
 def write_shards(
@@ -40,25 +41,12 @@ def write_shards(
     found.sort(key=lambda shard: int(shard["number"]))
     assert [shard["number"] for shard in found] == list(range(len(found))), "a shard is missing or was written twice"
     _check_written(folder, found)
-    facts = [ShardFacts(**shard["facts"]) for shard in found]
-    if not any(each.test_users for each in facts):
-        raise ValueError(protocol.nobody_to_test(name, total, max(each.longest for each in facts)))
-    sizes = Sizes(total, int(coded.items.count().to_pyarrow().as_py()), sum(each.events for each in facts))
+    facts = [SplitFacts(**shard["facts"]) for shard in found]
     assert sum(each.users for each in facts) == total, "a shard has lost users"
-    counts = {key: sum(getattr(each, key) for each in facts) for key in ("train_events", "valid_users", "test_users")}
-    if any(each.baskets for each in facts):
-        counts["baskets"] = sum(each.baskets for each in facts)
+    sizes = Sizes(total, int(coded.items.count().to_pyarrow().as_py()), sum(each.events for each in facts))
     return sizes, {
         "format": SHARDED_FORMAT,
-        "protocol": job.protocol.to_dict(),
-        "time_span": {
-            "all": [first, last],
-            "train": [
-                min(each.train_first for each in facts if each.train_first is not None),
-                max(each.train_last for each in facts if each.train_last is not None),
-            ],
-        },
-        "counts": counts,
+        **describe(facts, job.protocol, first, last, name),
         "shard_users": shard_users,
         "shards": [shard["arrays"] for shard in found],
     }
