@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,43 @@ def test_the_last_two_and_the_best_are_kept(tmp_path: Path) -> None:
     assert checkpoints.latest() == tmp_path / "checkpoints" / "epoch0011-step00000050"
 
 
+def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on NFS while another process has one of its files open. The next save tries again."""
+    model, optimizer = make()
+    checkpoints = Checkpoints(tmp_path)
+
+    def refuse(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    with monkeypatch.context() as busy:
+        busy.setattr(shutil, "rmtree", refuse)
+        for epoch in (1, 2, 3):
+            checkpoints.save(model, optimizer, TrainState(epoch, 0, epoch))
+    assert len(names(tmp_path)) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "epoch0001-step00000001 could not be removed: " in line and "Directory not empty" in line
+    checkpoints.save(model, optimizer, TrainState(4, 0, 4))
+    assert names(tmp_path) == ["epoch0003-step00000003", "epoch0004-step00000004"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists what a process has mapped")
+@pytest.mark.parametrize("table_state", ["full", "row"])
+def test_a_resumed_run_has_no_file_of_its_checkpoint_mapped(tmp_path: Path, table_state: str) -> None:
+    """Mapped, a removed checkpoint would keep its place on the disk until the run ends."""
+    model, optimizer = make(9, f"train.table_state={table_state}")
+    Checkpoints(tmp_path).save(model, optimizer, TrainState(1, 0, 5, best=0.5, best_epoch=1))
+    latest = Checkpoints(tmp_path).latest()
+    assert latest is not None
+    model, optimizer = make(9, f"train.table_state={table_state}")
+    checkpoint.load(latest, model, optimizer)
+    best = SequentialRecommender.from_pretrained(tmp_path / "best")
+    assert torch.equal(best.items.weight, model.items.weight)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = make()
     Checkpoints(tmp_path).save(model, optimizer, TrainState(1, 0, 5))
@@ -119,17 +158,42 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_best_model_lost_to_a_kill_is_published_again_on_resume(data: Sequences, tmp_path: Path) -> None:
-    """Killed between the checkpoint and best/, or in the middle of replacing it."""
+    """Killed between the checkpoint and best/; leftovers of other kills lie around."""
     run = tmp_path / "run"
     train(data, tiny("train.epochs=1"), run, "cpu", progress=False)
-    expected = weights(run)
-    (run / "best").rename(run / ".best.old-x")
-    (run / "checkpoints" / ".epoch0001-step00000001.partial-x").mkdir()
+    expected, before = weights(run), [names(run), sorted(path.name for path in run.iterdir())]
+    shutil.rmtree(run / "best")
+    last = run / "checkpoints" / ".epoch0001-step00000001"
+    for leftover in (
+        run / ".best.partial-0a1b2c3d",
+        run / ".best.draft",
+        run / "..best.draft.partial-0a1b2c3d",
+        last.with_name(f"{last.name}.partial-0a1b2c3d"),
+        last.with_name(f"{last.name}.partial-items"),
+    ):
+        leftover.mkdir()
+        (leftover / "half").touch()
     train(data, tiny("train.epochs=1"), run, "cpu", resume=True, progress=False)
     assert weights(run) == expected
-    assert (
-        not (run / ".best.old-x").exists() and not (run / "checkpoints" / ".epoch0001-step00000001.partial-x").exists()
-    )
+    assert [names(run), sorted(path.name for path in run.iterdir())] == before
+
+
+def test_the_best_model_survives_a_kill_while_it_is_replaced(data: Sequences, tmp_path: Path) -> None:
+    """Of an earlier epoch than the last, and with a pulse to publish: no checkpoint has this model any more.
+
+    Without an exchange of names, as on NFS, a kill leaves it under a hidden name alone.
+    """
+    run, config = tmp_path / "run", tiny("model.pulse=true", "train.epochs=4", "train.lr=0.05", "train.early_stop=9")
+    done = train(data, config, run, "cpu", progress=False)
+    assert done["best_epoch"] <= done["epochs"] - checkpoint.KEEP, "else a checkpoint would still have the best model"
+    expected = weights(run)
+    for later in ("pulse.json", "metrics.json"):
+        (run / later).unlink()
+    (run / "best").rename(run / ".best.old-0a1b2c3d")
+    again = train(data, config, run, "cpu", resume=True, progress=False)
+    assert weights(run) == expected
+    assert again["test"] == done["test"]
+    assert not list(run.glob(".best*"))
 
 
 class Malice:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +85,57 @@ def test_what_a_killed_task_left_is_removed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(ShardJob, "__call__", twice)
     found = prepared(log_of(tmp_path), tmp_path / "out", loose(shard_users=9))
     assert sorted(path.name for path in (found.path / "shards").iterdir()) == [f"{n:05d}" for n in range(5)]
+
+
+def test_a_shard_that_a_killed_task_was_replacing_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark may run a task twice; on NFS the second attempt takes the first one's folder away for a moment."""
+    written = ShardJob.__call__
+    log = log_of(tmp_path)
+    expected = prepared(log, tmp_path / "expected", loose(shard_users=9))
+
+    def killed(self: ShardJob, number: int, users: pa.Table, events: pa.Table):
+        entry = written(self, number, users, events)
+        shard = shard_folder(Path(self.folder), number)
+        shard.rename(shard.with_name(f".{shard.name}.old-0a1b2c3d"))
+        return entry
+
+    monkeypatch.setattr(ShardJob, "__call__", killed)
+    found = prepared(log, tmp_path / "out", loose(shard_users=9))
+    assert sorted(path.name for path in (found.path / "shards").iterdir()) == [f"{n:05d}" for n in range(5)]
+    same(found, expected)
+
+
+def lost_shard(shard: Path, disk: Path) -> None:
+    """As if an executor had written to its own disk: what it wrote is under another path here."""
+    shard.rename(disk / shard.name)
+
+
+def lost_array(shard: Path, disk: Path) -> None:
+    (shard / "offsets.npy").unlink()
+
+
+def short_array(shard: Path, disk: Path) -> None:
+    os.truncate(shard / "times.npy", 100)
+
+
+@pytest.mark.parametrize("lose", [lost_shard, lost_array, short_array])
+@pytest.mark.parametrize("lost", [range(5), [3]])
+def test_shards_that_the_driver_does_not_see_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path, Path], None], lost: Collection[int]
+) -> None:
+    written, disk = ShardJob.__call__, tmp_path / "another machine's disk"
+    disk.mkdir()
+
+    def elsewhere(self: ShardJob, number: int, users: pa.Table, events: pa.Table):
+        entry = written(self, number, users, events)
+        if number in lost:
+            lose(shard_folder(Path(self.folder), number), disk)
+        return entry
+
+    monkeypatch.setattr(ShardJob, "__call__", elsewhere)
+    with pytest.raises(ValueError, match=rf"did not write shard {min(lost)} into {tmp_path}/.*all machines share$"):
+        prepared(log_of(tmp_path), tmp_path / "out", loose(shard_users=9))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_database_writes_the_same_shards(tmp_path: Path) -> None:

@@ -2,19 +2,27 @@
 
 A process that is killed meanwhile leaves a hidden `.NAME.partial-…`, never a half-written NAME. A folder that is
 replaced exchanges its name with the new one in one step where the system can (Linux), so that NAME is never missing.
+Elsewhere a kill may leave NAME as `.NAME.old-…` alone; `recover` brings it back. No other module knows these names.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import glob
 import os
+import re
 import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# What a folder is called until it is whole, and while another takes its name in two steps.
+_PARTIAL, _OLD = "partial", "old"
+_TOKEN = "[0-9a-f]" * 8  # both a glob and a regular expression
+_HIDDEN = re.compile(rf"\.(.+)\.(?:{_PARTIAL}|{_OLD})-{_TOKEN}")
 
 # From linux/fs.h and fcntl.h.
 _RENAME_EXCHANGE = 2
@@ -34,7 +42,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _beside(path, "partial")
+    partial = _beside(path, _PARTIAL)
     # 0666 less the umask, as `open` does; mkstemp's 0600 is for secrets.
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     mode = partial.stat().st_mode
@@ -56,7 +64,7 @@ def atomic_folder(path: Path, may_replace: Callable[[Path], None] | None = None)
     if path.is_symlink():  # the folder that it points to is replaced, on its own disk; the link stays
         path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _beside(path, "partial")
+    partial = _beside(path, _PARTIAL)
     partial.mkdir()
     mode = partial.stat().st_mode
     try:
@@ -70,6 +78,25 @@ def atomic_folder(path: Path, may_replace: Callable[[Path], None] | None = None)
         _flush(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def recover(path: Path) -> None:
+    """Bring the folder `path` back if killed writers left it under a hidden name alone; remove what else they left.
+
+    A writer that is still alive loses what it has not finished. What cannot be removed now stays for the next time.
+    """
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path  # as in `atomic_folder`
+    survivors = sorted(_left(path, _OLD), key=lambda old: old.stat().st_mtime)
+    if survivors and not path.exists():
+        survivors.pop().rename(path)  # the one that was written last
+    for leftover in (*survivors, *_left(path, _PARTIAL)):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def recover_all(parent: Path) -> None:
+    """`recover` every folder in `parent` that has left something there."""
+    for name in {found[1] for path in parent.glob(".*") if (found := _HIDDEN.fullmatch(path.name))}:
+        recover(parent / name)
 
 
 @contextmanager
@@ -86,6 +113,11 @@ def one_line_if_full(path: Path) -> Iterator[None]:
 def _beside(path: Path, word: str) -> Path:
     """A hidden name in the folder of `path` that nobody else has."""
     return path.with_name(f".{path.name}.{word}-{secrets.token_hex(4)}")
+
+
+def _left(path: Path, word: str) -> list[Path]:
+    """What `_beside` has named and is still there."""
+    return list(path.parent.glob(f".{glob.escape(path.name)}.{word}-{_TOKEN}"))
 
 
 def _flush(path: Path) -> None:
@@ -131,11 +163,12 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def _replace_in_two_steps(partial: Path, path: Path) -> None:
     """Move `path` away, then rename `partial`; a kill between the two leaves `path` as `.NAME.old-…`."""
-    old = _beside(path, "old")
+    old = _beside(path, _OLD)
     path.rename(old)
     try:
         partial.rename(path)
     except OSError:
         old.rename(path)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    # It is removed under the name of what is not whole: `recover` takes all that is called old for whole.
+    old.rename(partial)

@@ -120,8 +120,6 @@ def write_extended(extended: Extended, meta: dict[str, Any], name: str, out: Pat
         split = write_splits(folder, Protocol(**meta["protocol"]), str(out))
         entries["splits"] = split.pop("entry")
         counts = {"users": len(log.users), "items": len(log.items), "events": len(log.items_N), **split.pop("counts")}
-        if log.baskets is not None:
-            counts["baskets"] = len(log.baskets)
         added = {"name": name, "events": extended.added, "users": extended.new_users, "items": extended.new_items}
         gone = ("checksum", "arrays", "counts", "made_by", "shard_users", "shards")
         kept = {key: value for key, value in meta.items() if key not in gone}

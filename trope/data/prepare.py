@@ -233,9 +233,6 @@ def _write_whole(
     stages.begin("split")
     split = write_splits(folder, protocol, name)
     entries["splits"] = split.pop("entry")
-    if "baskets" in entries:
-        ids = "basket_ids" if "basket_ids" in entries else "basket_ids.ends"
-        split["counts"]["baskets"] = entries[ids]["shape"][0]
     after = Sizes(numbered.num_users, numbered.num_items, numbered.num_events)
     return after, {"format": FORMAT, "arrays": entries, **split}
 

@@ -5,17 +5,18 @@ Nothing in here grows with the number of events or users but the list of shards.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
+from trope.atomic import recover_all
 from trope.data.arrays import Coded
 from trope.data.core import Sizes
 from trope.data.engines.base import Engine
-from trope.data.folder import SHARDED_FORMAT, SHARDS
+from trope.data.folder import SHARDED_FORMAT, SHARDS, find_array, shard_folder
 from trope.data.progress import Stages
 from trope.data.protocols import Protocol
-from trope.data.shards import ShardFacts, ShardJob
+from trope.data.shards import ShardJob
+from trope.data.splits import SplitFacts, describe
 
 
 def write_shards(
@@ -35,31 +36,33 @@ def write_shards(
         found.append(shard)
         done += shard["facts"]["users"]
         stages.done("write", done / total)
-    # A task of Spark that was killed leaves its unfinished folder, and another task writes the shard. One that is being
-    # killed may still write, which is no error.
-    for leftover in (folder / SHARDS).glob(".*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    # A task of Spark that was killed leaves its unfinished folder, or takes away the one that another task has written.
+    recover_all(folder / SHARDS)
     found.sort(key=lambda shard: int(shard["number"]))
     assert [shard["number"] for shard in found] == list(range(len(found))), "a shard is missing or was written twice"
-    facts = [ShardFacts(**shard["facts"]) for shard in found]
-    if not any(each.test_users for each in facts):
-        raise ValueError(protocol.nobody_to_test(name, total, max(each.longest for each in facts)))
-    sizes = Sizes(total, int(coded.items.count().to_pyarrow().as_py()), sum(each.events for each in facts))
+    _check_written(folder, found)
+    facts = [SplitFacts(**shard["facts"]) for shard in found]
     assert sum(each.users for each in facts) == total, "a shard has lost users"
-    counts = {key: sum(getattr(each, key) for each in facts) for key in ("train_events", "valid_users", "test_users")}
-    if any(each.baskets for each in facts):
-        counts["baskets"] = sum(each.baskets for each in facts)
+    sizes = Sizes(total, int(coded.items.count().to_pyarrow().as_py()), sum(each.events for each in facts))
     return sizes, {
         "format": SHARDED_FORMAT,
-        "protocol": job.protocol.to_dict(),
-        "time_span": {
-            "all": [first, last],
-            "train": [
-                min(each.train_first for each in facts if each.train_first is not None),
-                max(each.train_last for each in facts if each.train_last is not None),
-            ],
-        },
-        "counts": counts,
+        **describe(facts, job.protocol, first, last, name),
         "shard_users": shard_users,
         "shards": [shard["arrays"] for shard in found],
     }
+
+
+def _check_written(folder: Path, shards: list[dict[str, Any]]) -> None:
+    """Refuse shards that are not here: executors write to their own disk where --out is no shared one.
+
+    Sizes are compared and nothing is read, for there may be terabytes.
+    """
+    for shard in shards:
+        try:
+            for name in shard["arrays"]:
+                find_array(shard_folder(folder, shard["number"]), name, shard)
+        except (OSError, ValueError):
+            raise ValueError(
+                f"the executors did not write shard {shard['number']} into {folder / SHARDS} as the driver sees it; "
+                "--out must be on a file system that all machines share"
+            ) from None

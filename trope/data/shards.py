@@ -21,27 +21,8 @@ from trope.data.by_time import sort_by_time
 from trope.data.engines.shard_tables import KEYS
 from trope.data.folder import shard_folder
 from trope.data.protocols import Protocol
+from trope.data.splits import SplitFacts
 from trope.data.writer import write_array, write_ids
-
-
-@dataclass(frozen=True)
-class ShardFacts:
-    """What `meta.json` needs to know of a shard besides its arrays; moments are Unix seconds.
-
-    train_first, train_last: of its training events, None where it has none. longest: events of the user with most.
-    """
-
-    users: int
-    events: int
-    baskets: int
-    first: int
-    last: int
-    train_first: int | None
-    train_last: int | None
-    train_events: int
-    valid_users: int
-    test_users: int
-    longest: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +66,7 @@ class ShardJob:
             entries["splits"] = write_array(folder, "splits", np.stack(cuts))
             in_time = sort_by_time(items, times, offsets, cuts, self.protocol)
             entries |= {name: write_array(folder, name, values) for name, values in in_time.items()}
-        facts = _facts(offsets, times, cuts, 0 if numbers is None else int(numbers[-1]) + 1)
+        facts = SplitFacts.of(offsets, times, numbers, cuts)
         return {"number": number, "arrays": entries, "facts": asdict(facts)}
 
 
@@ -100,26 +81,6 @@ def in_order(events: pa.Table) -> pa.Table:
     if not falls.any():
         return events
     return events.take(pa.array(np.lexsort(keys[::-1])))
-
-
-def _facts(offsets: np.ndarray, times: np.ndarray, cuts: protocols.Splits, baskets: int) -> ShardFacts:
-    begins = offsets[:-1]
-    trained = cuts.train_end > 0
-    tested = (cuts.test_start > 0) & (cuts.test_end > cuts.test_start)
-    validated = trained & (cuts.valid_end > cuts.train_end)
-    return ShardFacts(
-        users=len(begins),
-        events=len(times),
-        baskets=baskets,
-        first=int(times[begins].min()),
-        last=int(times[offsets[1:] - 1].max()),
-        train_first=int(times[begins[trained]].min()) if trained.any() else None,
-        train_last=int(times[(begins + cuts.train_end - 1)[trained]].max()) if trained.any() else None,
-        train_events=int(cuts.train_end.sum(dtype=np.int64)),
-        valid_users=int(validated.sum()),
-        test_users=int(tested.sum()),
-        longest=int(np.diff(offsets).max()),
-    )
 
 
 def _array(values: pa.ChunkedArray) -> pa.Array:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,8 +27,9 @@ from pathlib import Path
 import safetensors
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
-from trope.atomic import atomic_folder
+from trope.atomic import atomic_folder, recover, recover_all
 from trope.data.folder import sha256_of
 from trope.models import pretrained
 from trope.models.recommender import SequentialRecommender
@@ -59,6 +61,9 @@ OLDER_FORMAT = 1  # without checksums
 KEEP = 2
 _NAME = re.compile(r"epoch(\d+)-step(\d+)")
 _MODEL_CONFIG = f"{MODEL}/{MODEL_CONFIG}"
+# What is made beside a checkpoint or the best model before they are written; `Checkpoints.tidy` removes it.
+_STAGED_ROWS = ".{}.partial-items"
+_DRAFT = f".{BEST}.draft"
 
 
 @dataclass
@@ -123,8 +128,16 @@ class Checkpoints:
             self._write(target, model, optimizer, state, group)
         self.publish_best(model, state)
         if group is None or group.is_first:
-            for old in self._all()[:-KEEP]:
+            self._remove_older()
+
+    def _remove_older(self) -> None:
+        """Keep the latest checkpoints. The new one is whole, so one that cannot be removed does not end the run."""
+        for old in self._all()[:-KEEP]:
+            try:
                 shutil.rmtree(old)
+            except OSError as error:
+                said = f"warning: the old checkpoint {old} could not be removed: {error}; the next save tries again"
+                tqdm.write(said, file=sys.stderr)
 
     def _write(
         self,
@@ -134,7 +147,7 @@ class Checkpoints:
         state: TrainState,
         group: Group | None,
     ) -> None:
-        staged = target.with_name(f".{target.name}.partial-items")  # a name that `tidy` removes
+        staged = target.with_name(_STAGED_ROWS.format(target.name))
         rows = {} if group is None else item_rows.stage(model, optimizer, staged, group)
         if group is not None and not group.is_first:
             return
@@ -166,10 +179,12 @@ class Checkpoints:
         return found[-1] if found else None
 
     def tidy(self) -> None:
-        """Remove what a killed process left unfinished."""
-        leftovers = [*self.folder.glob(".*.partial-*"), *self.run.glob(f".{BEST}.*"), *self.run.glob(f"..{BEST}.*")]
-        for path in leftovers:
-            shutil.rmtree(path)
+        """Bring back a best model that was being replaced, and remove what a killed process left unfinished."""
+        recover_all(self.folder)
+        for folder in (self.run / BEST, self.run / _DRAFT):
+            recover(folder)
+        for leftover in (self.run / _DRAFT, *self.folder.glob(_STAGED_ROWS.format("*"))):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def _all(self) -> list[Path]:
         matches = [(_NAME.fullmatch(path.name), path) for path in self.folder.glob("epoch*")]
@@ -187,7 +202,7 @@ def publish(model: SequentialRecommender, run: Path) -> None:
         if rows is None:
             return
         whole = pretrained.WithTable(model, item_rows.TABLE, rows)
-    best, draft = run / BEST, run / f".{BEST}.draft"
+    best, draft = run / BEST, run / _DRAFT
     whole.save_pretrained(draft)
     try:
         # The configs have the SHA-256 of the weights: only where they agree is there something to read.
@@ -323,7 +338,8 @@ def _fill_optimizer(
             raise ValueError(
                 f"{path} has {key} {list(value.shape)}, which model and optimiser have not; {_advice(path.parent)}"
             )
-        optimizer.state[parameter][moment] = value.to(parameter.device)
+        # Copied: on a CPU `value` is the mapped file, which would keep its place on the disk after it is removed.
+        optimizer.state[parameter][moment] = value.to(parameter.device, copy=True)
 
 
 def _advice(path: Path) -> str:
