@@ -6,18 +6,24 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+from data_logs import loose, prepared, random_log, write_parquet
 from ranks import makes_group, on_ranks
+from streams import memory_for
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from training import last_step, one_thread, tiny, tiny_data  # noqa: F401, an automatic fixture
 
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream
 from trope.runs import read_metrics
 from trope.train import score
-from trope.train.distributed import process_group
+from trope.train.agreement import _who_sees, check_same_command, check_same_start
+from trope.train.distributed import Group, process_group
 from trope.train.loop import train
+from trope.train.step import Feed
 
 WHOLE = ("train.loss=full", "model.pulse=false", "train.early_stop=9", "train.epochs=2")  # of the table, on each rank
 
@@ -25,6 +31,74 @@ WHOLE = ("train.loss=full", "model.pulse=false", "train.early_stop=9", "train.ep
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
     return tiny_data(tmp_path_factory.mktemp("together"), items=41)
+
+
+class Start(NamedTuple):
+    """What one process begins with. memory: None for data in memory."""
+
+    data: Path
+    run: Path
+    settings: tuple[str, ...] = WHOLE
+    memory: int | None = None
+
+
+@makes_group
+def begin(starts: list[Start]) -> str:
+    """What this process refuses to train with; it says nothing where it trained."""
+    mine = starts[int(os.environ["RANK"])]
+    data = Sequences.load(mine.data) if mine.memory is None else Stream.open(mine.data, mine.memory)
+    try:
+        train(data, tiny(*mine.settings), mine.run, "cpu", resume=True, progress=False)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+ADVICE = "RUN and DATA must be on a file system that all see, and every machine needs the same command"
+
+
+def test_processes_with_another_command_all_refuse(data: Sequences, tmp_path: Path) -> None:
+    """Every process says the same, in one line, and no folder appears."""
+    usual, other = Start(data.path, tmp_path / "run"), tiny_data(tmp_path / "other", items=41, seed=1)
+    starts = [usual, usual._replace(settings=(*WHOLE, "train.lr=0.5")), usual._replace(data=other.path)]
+    (message,) = set(on_ranks(3, begin, starts))
+    assert message == (
+        "process 1 sees another config than process 0; process 2 sees another dataset than process 0; " + ADVICE
+    )
+    assert not usual.run.exists()
+
+
+def test_processes_with_another_checkpoint_all_refuse(data: Sequences, tmp_path: Path) -> None:
+    """Each machine has RUN on its own disk; the first has trained an epoch, the second has not."""
+    usual = Start(data.path, tmp_path / "run")
+    train(data, tiny(*WHOLE[:-1], "train.epochs=1"), usual.run, "cpu", progress=False)
+    trained = last_step(usual.run)
+    (message,) = set(on_ranks(2, begin, [usual, usual._replace(run=tmp_path / "own disk")]))
+    assert message == f"process 1 sees another checkpoint than process 0; {ADVICE}"
+    assert last_step(usual.run) == trained
+
+
+def test_processes_with_other_blocks_refuse(tmp_path: Path) -> None:
+    """Which memory they have is their own affair, as long as their blocks are the same."""
+    log = write_parquet(tmp_path / "log.parquet", random_log(rows=700, users=40, items=25, spread=3_000))
+    path = prepared(log, tmp_path / "data", loose(shard_users=7)).path
+    two, three = (memory_for(path, shards, tiny(*WHOLE)) for shards in (2, 3))
+    starts = [Start(path, tmp_path / "run", WHOLE, memory) for memory in (two, two + 1, three, None)]
+    (message,) = set(on_ranks(4, begin, starts))
+    assert message == f"processes 2, 3 see another --memory than process 0; {ADVICE}"
+    assert set(on_ranks(2, begin, starts[:2])) == {""}
+
+
+def test_one_process_compares_nothing(data: Sequences) -> None:
+    """Not even the checkpoint, which is not there, is read."""
+    alone = Group(0, 1, torch.device("cpu"))
+    check_same_command(alone, tiny(), None, data)
+    check_same_start(alone, Feed(data, tiny(), alone), Path("nowhere"))
+
+
+def test_a_thousand_processes_are_named_in_a_line() -> None:
+    assert _who_sees([4]) == "process 4 sees"
+    assert _who_sees(list(range(1, 1_024))) == "processes 1, 2, 3, 4, 5, 6, 7, 8 and 1,015 more see"
 
 
 @makes_group

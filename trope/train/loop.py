@@ -33,6 +33,7 @@ from trope.models.recommender import SequentialRecommender
 from trope.runs import BEST, COUNTING, PULSE, REFIT, RunLock, open_run, seal, write_json
 from trope.times import say_moment
 from trope.train import checkpoint
+from trope.train.agreement import check_same_command, check_same_start
 from trope.train.block_order import Cursor
 from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
@@ -162,6 +163,7 @@ class Trainer:
         self.plateau = ReduceLROnPlateau(
             self.optimizer, "max", factor=PLATEAU_FACTOR, patience=config.train.patience, threshold=0.0
         )
+        check_same_command(group, config, factors, data)
         # Only now, when everything could be made of this config, does a folder appear.
         if group.is_first and not self.is_refit:
             steps = {} if lineage is None else {"steps": self.total_steps}
@@ -171,6 +173,8 @@ class Trainer:
         latest = self.checkpoints.latest()
         self.state = TrainState() if latest is None else checkpoint.load(latest, self.model, self.optimizer)
         go_on(self.feed, self.state.cursor, self.state.step)
+        # It also waits until everyone has read the checkpoint, which the first process may remove from then on.
+        check_same_start(group, self.feed, latest)
         if self.state.best is not None:
             self.plateau.best, self.plateau.num_bad_epochs = self.state.best, self.state.stalled
         self.stepper = Stepper(
@@ -178,7 +182,6 @@ class Trainer:
         )
         self.loss_sum = self.stepper.loss_sum
         self._follow_factors()  # a checkpoint may be of a refit that had ended, and there may be more epochs since
-        group.wait()  # everyone has read the checkpoint before the first process may remove it
         may_publish = bool(group.first_says(float(not self._may_be_refitted)))
         if group.is_first:
             self.checkpoints.tidy()
