@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,10 +21,12 @@ from training import last_step, one_thread, tiny, tiny_data  # noqa: F401, an au
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
 from trope.runs import read_metrics
-from trope.train import score
+from trope.train import rounds, score
 from trope.train.agreement import _who_sees, check_same_command, check_same_start
 from trope.train.distributed import Group, process_group
-from trope.train.loop import train
+from trope.train.loop import Interrupted, Trainer, train
+from trope.train.process import StopRequest
+from trope.train.rounds import MOST_STEPS, Rounds
 from trope.train.step import Feed
 
 WHOLE = ("train.loss=full", "model.pulse=false", "train.early_stop=9", "train.epochs=2")  # of the table, on each rank
@@ -138,3 +142,68 @@ def wait_for_first(patience: float) -> list[Any]:
 def test_work_of_the_first_process_may_take_longer_than_a_collective() -> None:
     first, *others = on_ranks(3, wait_for_first, 2.0)
     assert others == [first] * 2 and first[1:] == [0.1, None]
+
+
+def rounds_of(group: Group, runs: list[list[float]], patience: float) -> list[list[tuple[int, bool]]]:
+    """Of each run, after which steps this process asks, and whether it is then to save.
+
+    runs: the seconds of each step by the first process's clock; the others' clocks run otherwise.
+    """
+    now = [1e6 * group.rank]
+    rounds.time = SimpleNamespace(monotonic=lambda: now[0])  # this process ends with the test
+    found = []
+    for seconds in runs:
+        asked, when = [], Rounds(group, StopRequest(), patience)
+        for step, duration in enumerate(seconds, start=1):
+            now[0] += duration if group.is_first else 1_000.0
+            if when.is_due(is_last=step == len(seconds)):
+                assert when.ask() == 0
+                asked.append((step, when.is_late))
+                if when.is_late:
+                    when.saved()
+        found.append(asked)
+    return found
+
+
+def test_rounds_are_five_seconds_apart_and_the_same_for_all() -> None:
+    """And after the last step of an epoch."""
+    cases = [
+        ([0.5] * 25, [1, 11, 21, 25]),
+        ([0.001] * 120, [1, 1 + MOST_STEPS, 1 + 2 * MOST_STEPS, 120]),
+        ([7.0] * 4, [1, 2, 3, 4]),
+        # Steps become slow, which shows at 11 and 16, and then quick, which shows at 18.
+        ([0.5] * 9 + [3.0] * 4 + [1.0] * 10, [1, 11, 16, 18, 23]),
+    ]
+    first, other = on_ranks(2, rounds_of, [seconds for seconds, _ in cases], 1e9)
+    assert first == other
+    assert [[step for step, _ in asked] for asked in first] == [steps for _, steps in cases]
+
+
+def test_the_clock_of_the_first_process_says_when_to_save() -> None:
+    first, other = on_ranks(2, rounds_of, [[1.0] * 22], 9.0)
+    assert first == other == [[(1, False), (6, False), (11, True), (16, False), (21, True), (22, False)]]
+
+
+@makes_group
+def train_until_killed(path: Path, run: Path, at: int) -> int:
+    """After which step this process stopped, as one of the processes gets SIGTERM in the middle of step `at`."""
+    now, step, done = [0.0], Trainer.step, [0]
+    rounds.time = SimpleNamespace(monotonic=lambda: now[0])
+
+    def slow(self: Trainer) -> Any:
+        now[0] += 2.5
+        done[0] = self.state.step + 1
+        if done[0] == at and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self)
+
+    Trainer.step = slow
+    with pytest.raises(Interrupted):
+        train(Sequences.load(path), tiny("train.batch=1"), run, "cpu", progress=False)
+    return done[0]
+
+
+def test_a_signal_stops_all_processes_within_seconds(data: Sequences, tmp_path: Path) -> None:
+    """Of two steps, with 2.5 seconds each. torchrun waits for thirty seconds."""
+    assert on_ranks(2, train_until_killed, data.path, tmp_path / "run", 8) == [9, 9]
+    assert last_step(tmp_path / "run") == 9

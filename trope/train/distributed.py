@@ -48,13 +48,13 @@ class Group:
         dist.broadcast(box, 0)
         return float(box)
 
-    def largest(self, value: int) -> int:
-        """The largest of all processes' values."""
+    def largest(self, values: list[int]) -> list[int]:
+        """Of each value, the largest that a process has."""
         if self.size == 1:
-            return value
-        box = torch.tensor(value, device=self.device)
+            return values
+        box = torch.tensor(values, device=self.device)
         dist.all_reduce(box, dist.ReduceOp.MAX)
-        return int(box)
+        return box.tolist()
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
         """The sum of all processes' values, without waiting for it."""
@@ -89,7 +89,7 @@ class Group:
 
     def wait(self) -> None:
         """Until every process is here."""
-        self.largest(0)
+        self.largest([0])
 
     def first_does(self, name: str, work: Callable[[], T]) -> T:
         """What `work` returns in the first process, which alone does it; the others wait for as long as it takes.

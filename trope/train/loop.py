@@ -42,6 +42,7 @@ from trope.train.optimizer import make_optimizer, set_learning_rates
 from trope.train.process import StopRequest, reproducible, stop_signals
 from trope.train.pulse import fit_pulse, keep_counts, read_pulse
 from trope.train.results import say_result
+from trope.train.rounds import Rounds
 from trope.train.score import score_test
 from trope.train.step import seed_for
 from trope.train.stepper import Stepper, is_sharded
@@ -223,30 +224,23 @@ class Trainer:
                 self.feed.close()
 
     def _run(self, log: RunLog, stop: StopRequest, checkpoint_seconds: float) -> None:
-        started, saved_at = time.monotonic() - self.state.seconds, time.monotonic()
+        started, rounds = time.monotonic() - self.state.seconds, Rounds(self.group, stop, checkpoint_seconds)
         self.model.train()
         while not self.is_finished:
             while self.state.index < self.feed.steps:
                 loss, norm = self.step()
                 log.advance(self.state.epoch + 1, self.epochs)
                 self.state.seconds = time.monotonic() - started
-                is_logged = self.state.step % LOG_EVERY == 0
-                if is_logged:
+                if self.state.step % LOG_EVERY == 0:
                     self._log_step(log, loss, norm)
-                if self.group.size == 1 or is_logged:
-                    self._stop_if_asked(stop)
-                if self._is_due(time.monotonic() - saved_at >= checkpoint_seconds, is_logged):
-                    self.save()
-                    saved_at = time.monotonic()
+                if rounds.is_due(is_last=self.state.index == self.feed.steps):
+                    self._stop_if_asked(rounds)
+                    if rounds.is_late:
+                        self.save()
+                        rounds.saved()
             self.finish_epoch(log)
-            saved_at = time.monotonic()
-            self._stop_if_asked(stop)
-
-    def _is_due(self, is_late: bool, is_logged: bool) -> bool:
-        """Whether to save now; processes that save together go by the clock of the first."""
-        if self.sharers is None:
-            return is_late
-        return is_logged and bool(self.group.first_says(float(is_late)))
+            rounds.saved()
+            self._stop_if_asked(rounds)
 
     def step(self) -> tuple[Tensor, Tensor]:
         """One optimiser step; returns the global batch's loss and its gradient's norm, still on the device."""
@@ -369,9 +363,9 @@ class Trainer:
         log.show(loss=f"{float(self.loss_sum) / self.state.index:.4f}")
         log.write(self.state, loss=float(loss), grad_norm=float(norm), seconds=self.state.seconds)
 
-    def _stop_if_asked(self, stop: StopRequest) -> None:
+    def _stop_if_asked(self, rounds: Rounds) -> None:
         """All processes stop at the same step, or the others would wait for the one that left."""
-        signum = self.group.largest(stop.signum)
+        signum = rounds.ask()
         if signum:
             self.save()
             raise Interrupted(signum, self.run_folder.parent if self.is_refit else self.run_folder)
