@@ -28,6 +28,12 @@ CPU = torch.device("cpu")
 SECONDS = 300  # until a process that waits for another one gives up
 
 
+def makes_group(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark work for `on_ranks` that makes the group itself and is not given one."""
+    work.makes_group = True
+    return work
+
+
 def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What `work(group, *arguments)` returns in each of `size` processes; work is a function of a module."""
     context = multiprocessing.get_context("forkserver")
@@ -59,7 +65,7 @@ def _run(rank: int, size: int, port: int, pipe: Connection, work: Callable[..., 
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     os.environ.update(zip(names, map(str, (rank, rank, size, "127.0.0.1", port)), strict=True))
     try:
-        if work in (train_run, fail_in_group):  # they make the group themselves
+        if hasattr(work, "makes_group"):
             pipe.send_bytes(pickle.dumps(work(*arguments)))
             return
         if size > 1:
@@ -72,11 +78,13 @@ def _run(rank: int, size: int, port: int, pipe: Connection, work: Callable[..., 
         pipe.send_bytes(pickle.dumps(error))
 
 
+@makes_group
 def train_run(data: Path, model: str, settings: list[str], run: Path) -> dict[str, Any]:
     """`trope train --resume` in this process."""
     return train(Sequences.load(data), preset(model, settings), run, "cpu", resume=True, progress=False)
 
 
+@makes_group
 def fail_in_group(failing: int) -> bool:
     """Whether this process still has its group after one of the processes has failed."""
     try:

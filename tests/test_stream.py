@@ -265,9 +265,9 @@ def test_a_run_trains_stops_and_goes_on_with_the_next_batch(path: Path, tmp_path
     whole = train(Stream.open(path, memory), config, tmp_path / "whole", "cpu", progress=False)
     stop_if_asked = loop.Trainer._stop_if_asked
 
-    def at_eleven(self: loop.Trainer, stop) -> None:
-        stop.signum = 15 if self.state.step == 11 else 0
-        stop_if_asked(self, stop)
+    def at_eleven(self: loop.Trainer, rounds) -> None:
+        rounds.stop.signum = 15 if self.state.step == 11 else 0
+        stop_if_asked(self, rounds)
 
     monkeypatch.setattr(loop.Trainer, "_stop_if_asked", at_eleven)
     with pytest.raises(Interrupted):

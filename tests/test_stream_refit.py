@@ -77,9 +77,9 @@ def test_a_refit_goes_on_with_the_next_batch_and_the_same_blocks(
     for in_refit, step, most in ((False, 11, memory), (True, 3, MUCH)):
         stop_if_asked = loop.Trainer._stop_if_asked
 
-        def now(trainer: loop.Trainer, stop, in_refit=in_refit, step=step, stop_if_asked=stop_if_asked) -> None:
-            stop.signum = 15 if (trainer.is_refit, trainer.state.step) == (in_refit, step) else 0
-            stop_if_asked(trainer, stop)
+        def now(trainer: loop.Trainer, rounds, in_refit=in_refit, step=step, stop_if_asked=stop_if_asked) -> None:
+            rounds.stop.signum = 15 if (trainer.is_refit, trainer.state.step) == (in_refit, step) else 0
+            stop_if_asked(trainer, rounds)
 
         with monkeypatch.context() as patch:
             patch.setattr(loop.Trainer, "_stop_if_asked", now)

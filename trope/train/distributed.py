@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from torch import distributed as dist
@@ -17,16 +19,21 @@ from torch.distributed.rendezvous import rendezvous
 
 from trope.environment import choose_device
 
+T = TypeVar("T")
 _LARGE = 1 << 22  # numbers of a tensor that is worth a message of its own; not tuned
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process among those that train one model."""
+    """This process among those that train one model.
+
+    store: names and values that all processes see; of several processes alone.
+    """
 
     rank: int
     size: int
     device: torch.device
+    store: Store | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -41,13 +48,13 @@ class Group:
         dist.broadcast(box, 0)
         return float(box)
 
-    def largest(self, value: int) -> int:
-        """The largest of all processes' values."""
+    def largest(self, values: list[int]) -> list[int]:
+        """Of each value, the largest that a process has."""
         if self.size == 1:
-            return value
-        box = torch.tensor(value, device=self.device)
+            return values
+        box = torch.tensor(values, device=self.device)
         dist.all_reduce(box, dist.ReduceOp.MAX)
-        return int(box)
+        return box.tolist()
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
         """The sum of all processes' values, without waiting for it."""
@@ -82,7 +89,29 @@ class Group:
 
     def wait(self) -> None:
         """Until every process is here."""
-        self.largest(0)
+        self.largest([0])
+
+    def first_does(self, name: str, work: Callable[[], T]) -> T:
+        """What `work` returns in the first process, which alone does it; the others wait for as long as it takes.
+
+        name: of this work alone, as long as there is this group. What `work` returns goes through JSON.
+        """
+        if self.size == 1:
+            return work()
+        assert self.store is not None, "only `process_group` makes groups that can do this"
+        if self.is_first:
+            result = work()
+            self.store.set(name, json.dumps(result))
+        else:
+            # Not in a collective, which gives up after minutes. And not in `store.wait`, which keeps to itself the
+            # connection that torch's threads beside NCCL may use.
+            pause = 0.01
+            while not self.store.check([name]):
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+            result = json.loads(self.store.get(name))
+        self.wait()  # without torchrun, the store ends with the first process
+        return result
 
 
 @contextmanager
@@ -107,7 +136,7 @@ def process_group(device: str, patience: timedelta | None = None) -> Iterator[Gr
     named = PrefixStore(agree_on_name(store, rank, size, patience or default_pg_timeout), store)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=patience)
-    yield Group(rank, size, chosen)
+    yield Group(rank, size, chosen, named)
     # Not after an error: NCCL would wait here for the others, which wait for this process.
     dist.destroy_process_group()
 

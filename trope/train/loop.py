@@ -26,14 +26,14 @@ from trope.config import Config
 from trope.data.printable import counted
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
-from trope.evaluate import saved_ranks
-from trope.evaluate.counting import choose_counting, read_counting, score_counting
+from trope.evaluate.counting import choose_counting, read_counting
 from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.streamed import evaluate
 from trope.models.recommender import SequentialRecommender
-from trope.runs import BEST, COUNTING, METRICS, PULSE, REFIT, RunLock, open_run, seal, write_json
+from trope.runs import BEST, COUNTING, PULSE, REFIT, RunLock, open_run, seal, write_json
 from trope.times import say_moment
 from trope.train import checkpoint
+from trope.train.agreement import check_same_command, check_same_start
 from trope.train.block_order import Cursor
 from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
@@ -42,6 +42,8 @@ from trope.train.optimizer import make_optimizer, set_learning_rates
 from trope.train.process import StopRequest, reproducible, stop_signals
 from trope.train.pulse import fit_pulse, keep_counts, read_pulse
 from trope.train.results import say_result
+from trope.train.rounds import Rounds
+from trope.train.score import score_test
 from trope.train.step import seed_for
 from trope.train.stepper import Stepper, is_sharded
 from trope.train.streamed import STREAM_PATIENCE, StreamFeed, check_streamed, go_on, make_feed
@@ -111,7 +113,8 @@ def train(
             trainer.publish(run)
             seconds += trainer.state.seconds
             del trainer
-        summary = score_test(data.to(group.device), config, run, group, chosen, seconds)
+        # By one process alone: each one would take the whole model for it, beside what the others on its machine take.
+        summary = group.first_does("test", lambda: score_test(data, config, run, group.device, chosen, seconds))
         if progress and group.is_first:
             tqdm.write(say_result(summary, config.train.criterion, run))
         return summary
@@ -161,6 +164,7 @@ class Trainer:
         self.plateau = ReduceLROnPlateau(
             self.optimizer, "max", factor=PLATEAU_FACTOR, patience=config.train.patience, threshold=0.0
         )
+        check_same_command(group, config, factors, data)
         # Only now, when everything could be made of this config, does a folder appear.
         if group.is_first and not self.is_refit:
             steps = {} if lineage is None else {"steps": self.total_steps}
@@ -170,6 +174,8 @@ class Trainer:
         latest = self.checkpoints.latest()
         self.state = TrainState() if latest is None else checkpoint.load(latest, self.model, self.optimizer)
         go_on(self.feed, self.state.cursor, self.state.step)
+        # It also waits until everyone has read the checkpoint, which the first process may remove from then on.
+        check_same_start(group, self.feed, latest)
         if self.state.best is not None:
             self.plateau.best, self.plateau.num_bad_epochs = self.state.best, self.state.stalled
         self.stepper = Stepper(
@@ -177,7 +183,6 @@ class Trainer:
         )
         self.loss_sum = self.stepper.loss_sum
         self._follow_factors()  # a checkpoint may be of a refit that had ended, and there may be more epochs since
-        group.wait()  # everyone has read the checkpoint before the first process may remove it
         may_publish = bool(group.first_says(float(not self._may_be_refitted)))
         if group.is_first:
             self.checkpoints.tidy()
@@ -219,30 +224,23 @@ class Trainer:
                 self.feed.close()
 
     def _run(self, log: RunLog, stop: StopRequest, checkpoint_seconds: float) -> None:
-        started, saved_at = time.monotonic() - self.state.seconds, time.monotonic()
+        started, rounds = time.monotonic() - self.state.seconds, Rounds(self.group, stop, checkpoint_seconds)
         self.model.train()
         while not self.is_finished:
             while self.state.index < self.feed.steps:
                 loss, norm = self.step()
                 log.advance(self.state.epoch + 1, self.epochs)
                 self.state.seconds = time.monotonic() - started
-                is_logged = self.state.step % LOG_EVERY == 0
-                if is_logged:
+                if self.state.step % LOG_EVERY == 0:
                     self._log_step(log, loss, norm)
-                if self.group.size == 1 or is_logged:
-                    self._stop_if_asked(stop)
-                if self._is_due(time.monotonic() - saved_at >= checkpoint_seconds, is_logged):
-                    self.save()
-                    saved_at = time.monotonic()
+                if rounds.is_due(is_last=self.state.index == self.feed.steps):
+                    self._stop_if_asked(rounds)
+                    if rounds.is_late:
+                        self.save()
+                        rounds.saved()
             self.finish_epoch(log)
-            saved_at = time.monotonic()
-            self._stop_if_asked(stop)
-
-    def _is_due(self, is_late: bool, is_logged: bool) -> bool:
-        """Whether to save now; processes that save together go by the clock of the first."""
-        if self.sharers is None:
-            return is_late
-        return is_logged and bool(self.group.first_says(float(is_late)))
+            rounds.saved()
+            self._stop_if_asked(rounds)
 
     def step(self) -> tuple[Tensor, Tensor]:
         """One optimiser step; returns the global batch's loss and its gradient's norm, still on the device."""
@@ -280,38 +278,43 @@ class Trainer:
 
     def fit_pulse(self) -> None:
         """Fit the pulse of the model that validation chose, unless that was done, and publish it with the model."""
+        self.group.first_does("pulse", self._fit_pulse)
+
+    def _fit_pulse(self) -> None:
         run, epoch = self.run_folder, self.state.best_epoch
-        if self.group.is_first and read_pulse(run, epoch) is None:
-            if self._may_be_refitted:
-                raise ValueError(
-                    f"{run} has been refitted and has lost {PULSE}: its model has seen the validation events, so the "
-                    "pulse cannot be fitted again; train into another folder"
-                )
-            with written_into(run):
-                model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
-                assert model.pulse is not None
-                model.pulse.forget()  # a run that goes on with more epochs has weights of an earlier epoch
-                seed = seed_for(self.config.train.seed, "pulse")
-                found = fit_pulse(model, self.data, self.config, seed)
-                keep_counts(model, self.data)
-                checkpoint.publish(model, run)
-                # Last: with it, nothing is fitted again.
-                write_json(run / PULSE, seal({"best_epoch": epoch, **found}))
-        self.group.wait()
+        if read_pulse(run, epoch) is not None:
+            return
+        if self._may_be_refitted:
+            raise ValueError(
+                f"{run} has been refitted and has lost {PULSE}: its model has seen the validation events, so the "
+                "pulse cannot be fitted again; train into another folder"
+            )
+        with written_into(run):
+            model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
+            assert model.pulse is not None
+            model.pulse.forget()  # a run that goes on with more epochs has weights of an earlier epoch
+            found = fit_pulse(model, self.data, self.config, seed_for(self.config.train.seed, "pulse"))
+            keep_counts(model, self.data)
+            checkpoint.publish(model, run)
+            # Last: with it, nothing is fitted again.
+            write_json(run / PULSE, seal({"best_epoch": epoch, **found}))
 
     def choose_counting(self) -> None:
         """Choose the control "MODEL + counting" for the model that validation chose, unless that was done."""
+        if isinstance(self.data, Sequences):  # a stream has no such control
+            data = self.data
+            self.group.first_does("counting", lambda: self._choose_counting(data))
+
+    def _choose_counting(self, data: Sequences) -> None:
         run, epoch = self.run_folder, self.state.best_epoch
         # A refitted model has seen the validation events: what was not chosen before is not chosen then.
-        if not isinstance(self.data, Sequences):
-            return  # a stream has no such control
-        if self.group.is_first and not self._may_be_refitted and read_counting(run, epoch) is None:
-            with written_into(run):
-                model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
-                if fitted_pulse(model) is None:
-                    found = choose_counting(model, self.data, self.config, seed_for(self.config.train.seed, "counting"))
-                    write_json(run / COUNTING, seal({"best_epoch": epoch, **found}))
-        self.group.wait()
+        if self._may_be_refitted or read_counting(run, epoch) is not None:
+            return
+        with written_into(run):
+            model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
+            if fitted_pulse(model) is None:
+                found = choose_counting(model, data, self.config, seed_for(self.config.train.seed, "counting"))
+                write_json(run / COUNTING, seal({"best_epoch": epoch, **found}))
 
     def take_pulse(self, run: Path, epoch: int) -> None:
         """Take over the weights that were fitted for the model of an epoch, if they were, with these data's counts."""
@@ -360,39 +363,9 @@ class Trainer:
         log.show(loss=f"{float(self.loss_sum) / self.state.index:.4f}")
         log.write(self.state, loss=float(loss), grad_norm=float(norm), seconds=self.state.seconds)
 
-    def _stop_if_asked(self, stop: StopRequest) -> None:
+    def _stop_if_asked(self, rounds: Rounds) -> None:
         """All processes stop at the same step, or the others would wait for the one that left."""
-        signum = self.group.largest(stop.signum)
+        signum = rounds.ask()
         if signum:
             self.save()
             raise Interrupted(signum, self.run_folder.parent if self.is_refit else self.run_folder)
-
-
-def score_test(
-    data: Sequences | Stream, config: Config, run: Path, group: Group, chosen: TrainState, seconds: float
-) -> dict[str, Any]:
-    """Test the run's model, once, and write metrics.json.
-
-    chosen: where the training that validation followed ended. seconds: of all training.
-    """
-    group.wait()
-    model = SequentialRecommender.from_pretrained(run / BEST).to(group.device)
-    result = evaluate(model, data, "test", config.eval.filter_seen, config.model.max_len)
-    summary = {
-        "valid": chosen.best_metrics,
-        "test": result.metrics,
-        "best_epoch": chosen.best_epoch,
-        "epochs": chosen.epoch,
-        "steps": chosen.step,
-        "refit": config.train.refit,
-        "seconds": round(seconds, 3),
-        "filter_seen": config.eval.filter_seen,
-        "data": data.describe(),
-    }
-    if isinstance(data, Sequences):
-        summary |= score_counting(model, data, config, read_counting(run, chosen.best_epoch), result)
-    if group.is_first:
-        with written_into(run):
-            saved_ranks.save(run, result, saved_ranks.About.of(data, "test", config))
-            write_json(run / METRICS, seal(summary))
-    return summary

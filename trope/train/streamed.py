@@ -32,7 +32,7 @@ _WINDOW_BYTES = 128
 # Of an event, to find and draw the targets of next-moment.
 _MOMENT_BYTES = 96
 STREAM_PATIENCE = timedelta(hours=6)
-"""How long a process waits for the first one, which fits the pulse: several passes over all events."""
+"""How long a process waits for the first one, which counts all events for the pulse of a run that goes on."""
 
 
 class Held(NamedTuple):
