@@ -4,6 +4,7 @@ measured; `tables.py` writes them."""
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from table_parts import ROOT, markdown
 from tables_speed import train_rows
@@ -98,6 +99,27 @@ SCALE = {
     "ranks-killed": ranks_killed,
     "prepared": prepared,
 }
+
+
+def sensitive(column: str) -> str:
+    """Of the training that several processes end furthest from one, in results/ranks-cpu.json."""
+    found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())["curves"]
+    return f"{max(found, key=lambda row: row['loss_difference'])[column]:.1e}"
+
+
+def looked_up() -> dict[str, Any]:
+    """What benchmarks/sharded_lookup.py measured."""
+    return json.loads((ROOT / "results" / "sharded-lookup-cpu.json").read_text())
+
+
 SCALE_VALUES = {
+    "ranks-largest": lambda: sensitive("loss_difference"),
+    "ranks-least-alone": lambda: sensitive("least_by_rounding"),
+    "ranks-most-alone": lambda: sensitive("loss_difference_by_rounding"),
+    "lookup-ours": lambda: f"{looked_up()['ours']['lookup_and_gradients_ms']:.0f}",
+    "lookup-update": lambda: f"{looked_up()['ours']['adamw_of_all_rows_ms']:.0f}",
+    "lookup-torchrec": lambda: f"{looked_up()['torchrec']['lookup_gradients_and_adagrad_ms']:.0f}",
+    "lookup-items": lambda: f"{looked_up()['items']:,}",
+    "lookup-draws": lambda: f"{looked_up()['draws']:,}",
     "scale-pulse": lambda: f"{pulse_bytes(find_shape('shop').config('trope'), find_shape('shop').items) / GIB:.2f}",
 }
