@@ -19,7 +19,7 @@ from training import one_thread, tiny
 import trope.train.pulse
 import trope.train.update
 import trope.train.update_run
-from trope.cli.new_events import read_new
+from trope.cli.update import read_new
 from trope.data.extend import extend, read_folder, write_extended
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
@@ -429,13 +429,13 @@ def test_what_a_store_has_of_one_second_is_a_basket(tmp_path: Path) -> None:
     store.close()
     before = read_folder(data.path, data.meta)
     columns = dict.fromkeys(("user_col", "time_unit", "time_format"))
-    new = read_new(str(store.path), before, data, tmp_path, "fail", columns)
+    new = read_new(str(store.path), data, tmp_path, "fail", columns)
     assert new.users == [ROWS[0][0]] and sorted(map(str, new.items)) == ["i1", "i2", "new"]
     assert new.baskets_N is not None and new.baskets_N.tolist() == [0, 0, 1]
     assert new.baskets == [1_600_000_000, 1_600_000_005]
     assert extend(before, new, "the store").added == 3
     with pytest.raises(ValueError, match="leave out --time-unit"):
-        read_new(str(store.path), before, data, tmp_path, "fail", {**columns, "time_unit": "s"})
+        read_new(str(store.path), data, tmp_path, "fail", {**columns, "time_unit": "s"})
 
 
 def test_a_moved_run_finds_its_dataset(updated: Path, tmp_path: Path) -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from trope.data.extend import Log
+    from trope.data.new_events import Columns
+    from trope.data.sequences import Sequences
 
 _COLUMNS = "Columns of NEW, where they are not those of the run's own log"
 
@@ -69,13 +74,12 @@ def _update(
     on_bad: str,
     device: str,
     progress: bool,
-    columns: dict[str, str | None],
+    columns: Columns,
 ) -> None:
     import numpy as np
     import torch
 
     from trope.atomic import atomic_folder
-    from trope.cli.new_events import read_new
     from trope.data.extend import extend, read_folder, write_extended
     from trope.data.printable import counted
     from trope.data.sequences import Sequences
@@ -89,8 +93,7 @@ def _update(
     if data_out is not None:
         _refuse_filled(data_out)
     recipe, old = read_recipe(run), Sequences.of_run(run, data)
-    before = read_folder(old.path, old.meta)
-    extended = extend(before, read_new(events, before, old, run, on_bad, columns), events)
+    extended = extend(read_folder(old.path, old.meta), read_new(events, old, run, on_bad, columns), events)
     if not extended.added:
         raise ValueError(f"{events} has no event that {old.path} has not; there is nothing to learn")
     place_N = torch.from_numpy(np.ascontiguousarray(extended.place_N))
@@ -133,6 +136,40 @@ def _update(
         f"{out} is ready to serve: {counted(lineage['steps'], 'step')} from {run}. "
         f"Its dataset: {data_out or out / OWN_DATA}"
     )
+
+
+def read_new(events: str, old: Sequences, run: Path, on_bad: str, columns: Columns) -> Log:
+    """The events of a dataset of the longer log, of a server's store, or of files as the log of the dataset `old`."""
+    from trope.data.extend import read_folder
+    from trope.data.folder import META
+    from trope.data.sequences import Sequences
+    from trope.server.store_log import is_store, read_store
+    from trope.train.fit import match_items
+
+    if "://" not in events and (Path(events) / META).is_file():
+        longer = Sequences.load(events)
+        match_items(run, longer)
+        return read_folder(longer.path, longer.meta)
+    if groups := old.meta.get("source", {}).get("items_by"):
+        raise ValueError(
+            f"the items of {old.path} are groups ({groups}) of those in its log; prepare the longer log and give that "
+            "dataset"
+        )
+    try:
+        if not is_store(events):
+            from trope.data.new_events import read_like
+
+            return read_like(events, old.meta, on_bad, columns)
+        if given := [option for option, value in columns.items() if value is not None]:
+            raise ValueError(
+                f"{events} is a store of `trope serve`, whose columns are known; leave out "
+                f"--{given[0].replace('_', '-')}"
+            )
+        return read_store(events, has_baskets=old.baskets is not None)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"reading a log needs {error.name}, which is not installed; install trope[data], or give a prepared dataset"
+        ) from None
 
 
 def _refuse_filled(path: Path) -> None:

@@ -1,10 +1,15 @@
-"""The events of a store as a log that the data engines read."""
+"""The events of a store as a log: what `trope update` learns."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trope.server.open_store import open_store
+
+if TYPE_CHECKING:
+    from trope.data.extend import Log
 
 _SQLITE = b"SQLite format 3\0"  # how every such file begins
 _ROWS = 100_000  # read at once
@@ -19,6 +24,22 @@ def is_store(where: str) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(len(_SQLITE)) == _SQLITE
+
+
+def read_store(where: str, has_baskets: bool) -> Log:
+    """All events of a store, with original ids. has_baskets: whether what a user does in one second is one basket.
+
+    Every stored event counts, whatever types of events the model was trained with.
+    """
+    from trope.data.new_events import read_events
+
+    asked = {"user_col": "user", "item_col": "item", "time_col": "time", "time_unit": "s"}
+    asked |= {"basket_col": "basket"} if has_baskets else {}
+    with tempfile.TemporaryDirectory(prefix="trope-") as folder:
+        path = Path(folder) / "events.parquet"
+        if not write_log(where, path):
+            raise ValueError(f"{where} has no event; there is nothing to learn")
+        return read_events(str(path), asked)
 
 
 def write_log(where: str, path: Path) -> int:
