@@ -37,7 +37,8 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def _poisoned_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     """In tests of kernels memory is full of NaN before it is written, so that an output left out is noticed."""
-    if not (request.module.__name__.startswith("test_kernels") or "emulated" in request.fixturenames):
+    has_kernels = request.module.__name__.startswith(("test_kernels", "test_narrow"))
+    if not (has_kernels or "emulated" in request.fixturenames):
         yield
         return
     torch.use_deterministic_algorithms(True)  # with it, torch fills uninitialised memory
@@ -76,8 +77,14 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def launched(emulated: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def launched(emulated: None, noted: list[str]) -> list[str]:
     """Names of the kernels in CUDA C++ that are launched from now on, on the CPU."""
+    return noted
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels in CUDA C++ that are launched from now on."""
     from trope.kernels import nvrtc
 
     names: list[str] = []

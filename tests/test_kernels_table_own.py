@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from conftest import on_gpu
@@ -60,6 +62,18 @@ def test_rows_of_the_batch_and_row_0_stay() -> None:
         assert torch.equal((new != old.float().double()).any(dim=1), ~stays)
     expected = unit_vectors(table.float(), torch.float32)[~stays].double()
     torch.testing.assert_close(unit[~stays], expected, rtol=1e-6, atol=0)
+
+
+def test_without_triton_a_gpu_has_no_multiprocessors_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TableOnGPU:
+        is_cuda, dtype, device, shape = True, torch.float32, torch.device("cuda", 0), (100, 128)
+
+        def __len__(self) -> int:
+            return 100
+
+    monkeypatch.setattr("trope.kernels.backend.HAS_TRITON", False)
+    monkeypatch.setitem(sys.modules, "triton.runtime", None)  # an import of it fails
+    assert own.own_multiprocessors(TableOnGPU(), 0.5) == 0
 
 
 @on_gpu

@@ -8,7 +8,7 @@ from conftest import on_gpu
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from trope.kernels.attention import hstu_attention, narrow, reference
+from trope.kernels.attention import hstu_attention, narrow, reference, time_gaps
 from trope.kernels.attention.arguments import Bias, row_stride
 from trope.kernels.attention.gaps import Gaps
 from trope.kernels.attention.triton import with_sheet
@@ -128,13 +128,6 @@ def test_times_out_of_order() -> None:
 
 
 @emulated
-def test_the_same_bits_again() -> None:
-    case = Case([150, 80], 4, has_position=True, has_time=True)
-    first, again = (case.found("cpu") for _ in range(2))
-    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True) if x is not None and y is not None)
-
-
-@emulated
 def test_gradients_that_lie_anywhere_in_memory() -> None:
     case = Case([100], 2, has_position=True, has_time=True)
     expected = case.found("cpu")
@@ -173,6 +166,22 @@ def test_attention_takes_these_kernels(most_bytes: int, launched: list[str], mon
     found = [y.detach(), *d_joint.unbind(1), *d_weights]
     for mine, expected in zip(found, case.found("cpu"), strict=True):
         assert expected is not None and torch.equal(mine, expected)
+
+
+def test_runs_of_buckets_are_prepared_only_for_who_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trope.kernels.attention import arguments
+
+    case = Case([70], 2, has_position=False, has_time=True)
+    assert case.gaps is not None
+    given = (case.gaps.times_T, case.gaps.query_times_T, case.bounds, LAST, case.joint, "triton")
+    assert time_gaps(*given, heads=(2, 32)).runs is not None  # a CPU is not what these kernels are made for
+    monkeypatch.setattr(narrow, "is_made_for", lambda heads, head_dim, *_: (heads, head_dim) == (2, 32))
+    assert time_gaps(*given, heads=(2, 32)).runs is None
+    assert time_gaps(*given, heads=(2, 64)).runs is not None and time_gaps(*given).runs is not None
+    monkeypatch.setattr(arguments, "PASSING", 0)  # no room for the gradient of the scores, which these kernels keep
+    assert time_gaps(*given, heads=(2, 32)).runs is not None
+    with torch.no_grad():
+        assert time_gaps(*given, heads=(2, 32)).runs is None
 
 
 @on_gpu

@@ -95,9 +95,12 @@ def test_a_kernel_is_captured_also_at_its_first_use(source: Path) -> None:
 @on_gpu
 def test_a_thread_without_a_context_may_launch(source: Path) -> None:
     y = torch.zeros(128, device="cuda")
-    add = nvrtc.kernel(source, "add", DEFINES)
     torch.cuda.synchronize()
-    thread = threading.Thread(target=add.launch, args=((1, 1, 1), 128, 0, [y, 128, 1.0]))
+
+    def launch() -> None:  # compiled and loaded in the thread, as autograd does with the kernels of a backward
+        nvrtc.kernel(source, "add", DEFINES, device=0).launch((1, 1, 1), 128, 0, [y, 128, 1.0])
+
+    thread = threading.Thread(target=launch)
     thread.start()
     thread.join()
     assert (y == 3).all()

@@ -373,13 +373,14 @@ def test_two_hundred_steps_agree_with_the_reference(name: str, table_state: str)
 
 @on_gpu
 @pytest.mark.usefixtures("same_negatives")
-def test_two_hundred_steps_with_the_kernels_in_cuda_agree_with_the_reference() -> None:
+def test_two_hundred_steps_with_the_kernels_in_cuda_agree_with_the_reference(noted: list[str]) -> None:
     """Heads of 32 on histories of more than one tile, and a table that moves on multiprocessors of its own."""
     shape = dataclasses.replace(TINY, width=128, heads=4, head_dim=32, max_len=80)
     config = shape.config("hstu-trope", "model.dropout=0", "train.negatives=8")
     data = generate(shape, users=100, full=True, device=CPU)
     assert Parts(config, data.to("cuda"), torch.device("cuda")).fused(True).multiprocessors > 0
     exact, fused, plain = off_from_the_reference("kernels in CUDA", config, data)
+    assert {"narrow_sheet", "narrow_forward", "narrow_keys", "narrow_queries", "update_others"} == set(noted)
     assert exact.max() < 1e-3
     assert fused[:20].max() < 0.02 and fused.mean() < 2 * plain.mean() + 0.005
 

@@ -96,25 +96,31 @@ class Kernel:
 
 @functools.cache
 def _kernel(source: Path, name: str, defines: Defines, device: int) -> Kernel:
-    module, context = _module(source, defines, device)
-    function = ctypes.c_void_p()
+    module, context, function = _module(source, defines, device), _context(device), ctypes.c_void_p()
     with _current(context), _relaxed_capture():
         _call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
     return Kernel(function, context, device)
 
 
 @functools.cache
-def _module(source: Path, defines: Defines, device: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-    """Compile all kernels of a file and load them. Returns the module and the context, which is torch's own."""
-    torch.cuda.init()
+def _module(source: Path, defines: Defines, device: int) -> ctypes.c_void_p:
+    """Compile all kernels of a file and load them."""
+    context, module = _context(device), ctypes.c_void_p()
     major, minor = torch.cuda.get_device_capability(device)
     binary = _compiled(source, (f"--gpu-architecture=sm_{major}{minor}", *(f"-D{name}={n}" for name, n in defines)))
-    module, context = ctypes.c_void_p(), ctypes.c_void_p()
+    with _current(context), _relaxed_capture():
+        _call("cuModuleLoadData", ctypes.byref(module), binary)
+    return module
+
+
+@functools.cache
+def _context(device: int) -> ctypes.c_void_p:
+    """The context of a device that torch uses, too."""
+    torch.cuda.init()
+    context = ctypes.c_void_p()
     with _relaxed_capture():
         _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        with _current(context):
-            _call("cuModuleLoadData", ctypes.byref(module), binary)
-    return module, context
+    return context
 
 
 def _compiled(source: Path, options: tuple[str, ...]) -> bytes:

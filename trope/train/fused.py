@@ -129,7 +129,7 @@ class FusedStep:
         self.aside, self.small = (Aside(self.device) for _ in range(2))
         self.soon, self.own, self.last = (Aside(self.device, priority=AHEAD) for _ in range(3))
         weight = self.table.weight
-        self.multiprocessors = own_multiprocessors(weight, OWN_SHARE) if weight.numel() <= OWN_MOST else 0
+        self.multiprocessors = own_multiprocessors(weight, OWN_SHARE, backend) if weight.numel() <= OWN_MOST else 0
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.is_captured else None
         self._graphs: dict[BatchShape, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._seen: set[BatchShape] = set()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trope.kernels import nvrtc
+from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.limits import HOPPER, shared_memory
 from trope.kernels.softmax.reference import EPS
 from trope.kernels.table.reference import InputEntries, ScoreEntries
@@ -20,13 +21,15 @@ WARPS, STAGES = 16, 2  # as in own.cu
 WIDEST = 512  # numbers of a row: more would not fit two stages of a multiprocessor's shared memory
 
 
-def own_multiprocessors(table_VE: Tensor, share: float) -> int:
+def own_multiprocessors(table_VE: Tensor, share: float, backend: Backend = "auto") -> int:
     """How many multiprocessors of the GPU a share of them is; 0 where own.cu does not take this table.
 
-    It needs Hopper's shared memory, and was measured on an H200 only.
+    own.cu stands in for a Triton kernel, needs Hopper's shared memory, and was measured on an H200 only.
     """
     E, device = table_VE.shape[1], table_VE.device
-    if not table_VE.is_cuda or E % 128 or E > WIDEST or len(table_VE) >= 2**31:
+    if not table_VE.is_cuda or resolve_backend(backend, table_VE) == "torch":
+        return 0
+    if E % 128 or E > WIDEST or len(table_VE) >= 2**31:
         return 0
     if shared_memory(device) < max(HOPPER, _shared(E, states=3)) or not nvrtc.is_available(device.index):
         return 0
