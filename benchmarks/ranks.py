@@ -3,8 +3,8 @@
     python benchmarks/ranks.py [--steps 200] [--out results/ranks-cpu.json] [--skip-kill]
 
 Processes talk by gloo on this machine's CPU. The kill is `kill -9` of one of four processes under torchrun, which
-starts them again; what was left at the kill also goes on with 4, 2 and 1 processes. Controls say how far one process's
-own curve moves when its first weights are changed in their last bit: a training may be that sensitive.
+starts them again; what was left at the kill also goes on with 4, 2 and 1 processes. Curves are compared in float32, as
+`trope train` computes, and in float64: what differs there would be a mistake, not rounding.
 """
 
 from __future__ import annotations
@@ -50,22 +50,20 @@ CURVES = (
     ("sasrec-trope", ("train.clip=1.0", "train.negative_source=batch")),
     ("transformer-trope", ()),
 )
-ROUNDING = 6e-8  # of a float32
-CONTROLS = 8  # trainings whose first weights are rounded otherwise
 EPOCHS, PATIENCE = 12, 600
 
 
 class Curve(NamedTuple):
-    """Losses of all steps, the whole table, ranks of validation, and the seconds that the steps took.
+    """Losses of all steps, the whole table, the seconds that the steps took, and ranks of validation in float32.
 
-    same_ranks: of validation by the weights that one process ended with.
+    same_ranks: by the weights that one process ended with.
     """
 
     losses: list[float]
     table: torch.Tensor
-    ranks: torch.Tensor
-    same_ranks: torch.Tensor
     seconds: float
+    ranks: torch.Tensor | None
+    same_ranks: torch.Tensor | None
 
 
 def main() -> None:
@@ -83,16 +81,15 @@ def main() -> None:
 
 def compare(model: str, settings: tuple[str, ...], steps: int, folder: Path) -> list[dict[str, Any]]:
     """Two and four processes against one."""
-    run_curve(0, 1, 0, model, settings, steps, folder / "curve")
-    one = Curve(*torch.load(folder / "curve", weights_only=True))
-    moved = []
-    for seed in range(CONTROLS):
-        run_curve(0, 1, 0, model, settings, steps, folder / "rounded", ROUNDING, seed)
-        moved.append(largest(one.losses, Curve(*torch.load(folder / "rounded", weights_only=True)).losses))
-    rows = []
+
+    def curve(size: int, exact: bool) -> Curve:
+        arguments = (size, free_port(), model, settings, steps, folder / "curve", exact)
+        multiprocessing.spawn(run_curve, arguments, nprocs=size)
+        return Curve(*torch.load(folder / "curve", weights_only=True))
+
+    rows, one, one_exact = [], curve(1, exact=False), curve(1, exact=True)
     for size in RANKS:
-        multiprocessing.spawn(run_curve, (size, free_port(), model, settings, steps, folder / "curve"), nprocs=size)
-        other = Curve(*torch.load(folder / "curve", weights_only=True))
+        other, other_exact = curve(size, exact=False), curve(size, exact=True)
         rows.append(
             {
                 "model": model,
@@ -102,9 +99,9 @@ def compare(model: str, settings: tuple[str, ...], steps: int, folder: Path) -> 
                 "first_loss": one.losses[0],
                 "last_loss": one.losses[-1],
                 "loss_difference": largest(one.losses, other.losses),
-                "loss_difference_by_rounding": max(moved),
-                "least_by_rounding": min(moved),
                 "table_difference": float((one.table - other.table).abs().max()),
+                "loss_difference_float64": largest(one_exact.losses, other_exact.losses),
+                "table_difference_float64": float((one_exact.table - other_exact.table).abs().max()),
                 "ranks_that_differ": int((one.ranks != other.ranks).sum()),
                 "ranks_that_differ_with_equal_weights": int((one.ranks != other.same_ranks).sum()),
                 "positives": len(one.ranks),
@@ -123,11 +120,13 @@ def run_curve(
     settings: tuple[str, ...],
     steps: int,
     out: Path,
-    rounding: float = 0.0,
-    rounding_seed: int = 0,
+    exact: bool,
 ) -> None:
-    """One process's part; the first writes. rounding: by how much of itself each weight is changed at first."""
+    """One process's part, in a process of its own; the first writes. exact: in float64, and without ranks."""
     torch.set_num_threads(1)
+    if exact:
+        torch.set_default_dtype(torch.float64)
+        torch.Tensor.float = torch.Tensor.double  # what the model wants to be no less than float32
     if size > 1:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     with reproducible(CPU):
@@ -136,25 +135,23 @@ def run_curve(
         torch.manual_seed(seed_for(config.train.seed, "init"))
         shard = (rank, size) if is_sharded(config, group) else None
         network = SequentialRecommender(config, data.num_items, data.time_span, shard)
-        if rounding:
-            generator = torch.Generator().manual_seed(rounding_seed)
-            for parameter in network.parameters():
-                parameter.data.mul_(1 + rounding * torch.randn(parameter.shape, generator=generator))
         feed = Feed(data, config, group)
         stepper = Stepper(network, data, config, feed, make_optimizer(network, config), group)
         network.train()
         started = time.perf_counter()
         losses = [float(stepper(*divmod(step, feed.steps), step)[0]) for step in range(steps)]
         seconds = time.perf_counter() - started
-        ranks = validate(network, data)
         items, state = network.items, out.with_suffix(".state")
         table = items.whole() if isinstance(items, ShardedItemTable) else items.weight.detach().clone()
-        if size == 1:
-            torch.save(network.state_dict(), state)
-        take(network, torch.load(state, weights_only=True))
-        same_ranks = validate(network, data)
-        if table is not None:
-            torch.save((losses, table, ranks, same_ranks, seconds), out)
+        ranks = same_ranks = None
+        if not exact:
+            ranks = validate(network, data)
+            if size == 1:
+                torch.save(network.state_dict(), state)
+            take(network, torch.load(state, weights_only=True))
+            same_ranks = validate(network, data)
+        if rank == 0:
+            torch.save((losses, table, seconds, ranks, same_ranks), out)
     if size > 1:
         dist.destroy_process_group()
 

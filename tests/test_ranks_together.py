@@ -58,7 +58,7 @@ def begin(starts: list[Start]) -> str:
     return ""
 
 
-ADVICE = "RUN and DATA must be on a file system that all see, and every machine needs the same command"
+ADVICE = "give every process the same command, and keep RUN and DATA on a file system that all see"
 
 
 def test_processes_with_another_command_all_refuse(data: Sequences, tmp_path: Path) -> None:

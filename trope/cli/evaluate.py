@@ -61,16 +61,17 @@ def evaluate(
     watched = sys.stderr.isatty()  # a file of bars is of no use
     ours = evaluate_model(model, store, split, config.eval.filter_seen, max_len, progress=watched)
     results = {run.resolve().name: ours}
-    equal: list[str] = []
-    if isinstance(store, Sequences):  # the baselines count all events in the order of time
+    if isinstance(store, Stream):  # the baselines count all events in the order of time
+        notes = ["No baselines: they need the whole dataset in memory; leave out --memory."]
+    else:
         scorers, batch, seen = baselines(store, split, config), batch_size(store), config.eval.filter_seen
         for name, scorer in scorers.items():
             results[name] = rank_users(scorer, store, split, seen, max_len, progress=watched, batch=batch)
-        equal = equal_baselines(scorers, store, split)
+        notes = equal_baselines(scorers, store, split)
     about = saved_ranks.About.of(store, split, config)
     saved = saved_ranks.save(run, ours, about)
     title = f"{store.path.name}, {about.protocol}, {split}, filter_seen {about.filter_seen}"
-    _show(results, title, equal)
+    _show(results, title, notes)
     typer.echo(f"\nranks: {saved}")
     if json is not None:
         write_json(json, {**vars(about), **_summary(results), "environment": environment.describe()})
@@ -94,8 +95,8 @@ def _summary(results: dict[str, EvalResult]) -> dict[str, Any]:
     return {"users": len(first.users), "positives": len(first.ranks), "metrics": metrics}
 
 
-def _show(results: dict[str, EvalResult], title: str, equal: list[str]) -> None:
-    """Print the table; equal: why some of its columns are the same."""
+def _show(results: dict[str, EvalResult], title: str, notes: list[str]) -> None:
+    """Print the table, and sentences under it."""
     from textwrap import fill
 
     from rich.text import Text
@@ -115,5 +116,5 @@ def _show(results: dict[str, EvalResult], title: str, equal: list[str]) -> None:
         for metric in next(iter(results.values())).metrics
     ]
     show_table(above, [Text(name) for name in ("", *names)], rows, console)
-    for sentence in equal:
+    for sentence in notes:
         console.print(Text(f"\n{sentence}"))

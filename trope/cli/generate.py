@@ -17,7 +17,7 @@ _SHARES = "Reasons for a visit (the rest is taste)"
 
 
 def generate(
-    out: Annotated[Path, typer.Option(help="A .parquet file, or a folder for several.")],
+    out: Annotated[Path, typer.Option(help="A .parquet file, or a folder for several; with the ground truth.")],
     users: Annotated[int, typer.Option(rich_help_panel=_SIZE)] = _SHOP.users,
     items: Annotated[int, typer.Option(rich_help_panel=_SIZE)] = _SHOP.items,
     mean_events: Annotated[float, typer.Option(help="Mean events of a user.", rich_help_panel=_SIZE)] = (
@@ -48,7 +48,7 @@ def generate(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a log that exists.")] = False,
 ) -> None:
     """Generate the calendar shop: an event log of any size whose ground truth is known."""
-    from trope.data.synthetic.write import write_events
+    from trope.data.synthetic.write import truth_path, write_events
 
     shop = CalendarShop(
         users=users,
@@ -71,4 +71,4 @@ def generate(
         hour_share=hour_share,
     )
     write_events(out, shop, workers=workers, overwrite=overwrite)
-    typer.echo(f"wrote {out}")
+    typer.echo(f"wrote {out}, and the ground truth: {truth_path(out)}")

@@ -36,7 +36,7 @@ def recommend(
     """Recommend items to users at a moment, from each user's events up to then.
 
     The events are those of the dataset that the run was trained on. For a moment inside that dataset, the model has
-    also learned from later events. A moment long after it is said to be so.
+    also learned from later events. The command warns about a moment long after the dataset's end.
 
     With --all, every user with an event before the moment gets rows in a file: user_id, moment, rank, item_id, score,
     and name where items have names. The file appears when it is whole.

@@ -12,10 +12,14 @@ def replay(
     data: Annotated[Path, typer.Argument(help="A folder made by `trope prepare --protocol holdout`.")],
     out: Annotated[Path, typer.Option(help="Folder of the report. The same command continues an interrupted replay.")],
     every: Annotated[
-        str, typer.Option(help="Length of a tick: 1h, 1d, 1w, …; at most half of the test window.")
+        str,
+        typer.Option(
+            help="Length of a tick: 1h, 1d, 1w, …; at most half of the test window, such as 1h for a window of 1d."
+        ),
     ] = "1d",
     like: Annotated[
-        Path | None, typer.Option(help="A finished run on DATA to replay. Default: train one into --out.")
+        Path | None,
+        typer.Option(help="A finished run on DATA, or on its log with another window. Default: train one into --out."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Without --like: the model to train, as in `trope train`.")] = None,
     config: Annotated[Path | None, typer.Option(help="Without --like: a TOML file, as in `trope train`.")] = None,

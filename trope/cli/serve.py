@@ -18,7 +18,10 @@ _EXPERIMENT = "An experiment"
 
 
 def serve(
-    run: Annotated[str | None, typer.Argument(help="A run made by `trope train`, or hf://owner/name.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(help="A run made by `trope train`, `trope fit` or `trope update`, or hf://owner/name."),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="The dataset with the users' histories; else the run's own.")
     ] = None,

@@ -51,8 +51,8 @@ def train(
     memory: Annotated[
         str | None,
         typer.Option(
-            help="Stream the dataset's shards (`trope prepare --shard-users`) within so much memory, such as 2GB. "
-            "Default: load all."
+            help="Stream the dataset's shards (`trope prepare --shard-users`): keep at most so much of them in memory, "
+            "such as 2GB. Model and optimiser come on top. Default: load all."
         ),
     ] = None,
 ) -> None:
@@ -80,7 +80,7 @@ def train(
         if model is None and config is None and not has_config:
             raise ValueError("--memory needs --model or --config: sizes that fit the data are found by looking at all")
     resolved = resolve_config(model, config, settings or [], out if resume else None, whole, device)
-    for note in without_effect(resolved, settings or []):
+    for note in without_effect(resolved, settings or []) if is_first() else []:
         typer.secho(f"trope: {note}", err=True)
     with exit_codes():
         summary = run_training(store, resolved, out, device, resume, progress, checkpoint_seconds)

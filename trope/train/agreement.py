@@ -51,8 +51,8 @@ def _check_same(group: Group, parts: dict[str, Any]) -> None:
     found = group.gather_bytes(b"".join(_digest(part) for part in parts.values()))
     if differences := _differences(list(parts), found):
         raise ValueError(
-            f"{'; '.join(differences)}; RUN and DATA must be on a file system that all see, and every machine needs "
-            "the same command"
+            f"{'; '.join(differences)}; give every process the same command, and keep RUN and DATA on a file system "
+            "that all see"
         )
 
 

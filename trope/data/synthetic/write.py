@@ -59,8 +59,7 @@ def write_events(
             f"events are written as Parquet, not as {path.suffix}: name a .parquet file or a folder without an ending, "
             f"got {path}"
         )
-    single = path.suffix == ".parquet"
-    truth = path.with_suffix(".truth.json") if single else path / TRUTH
+    single, truth = path.suffix == ".parquet", truth_path(path)
 
     def may_replace(_: Path) -> None:
         _check_target(path, truth, overwrite)
@@ -79,6 +78,11 @@ def write_events(
                 _write_parts(lambda part: folder / PART.format(part), shop, rows_per_file, workers, progress)
                 (folder / TRUTH).write_text(_truth_of(shop))
     return path
+
+
+def truth_path(path: Path) -> Path:
+    """Where the ground truth of the log at `path` is: beside a file, or in a folder."""
+    return path.with_suffix(".truth.json") if path.suffix == ".parquet" else path / TRUTH
 
 
 def _truth_of(shop: CalendarShop) -> str:

@@ -71,14 +71,15 @@ def show_section(section: Section, under: str, console: Console | None = None) -
 def show_table(
     title: Text, header: Sequence[Text], rows: Sequence[Sequence[Text]], console: Console, right: bool = True
 ) -> None:
-    """Print a table. Where the screen is too narrow, it is cut into parts; each has the first column, with the names.
+    """Print a table under its title. Where the screen is too narrow for it, print parts; each has the first column.
 
     right: numbers are in all columns but the first.
     """
+    console.print(title)  # not the table's own, which would be folded to the width of the table
     widths = [max(map(_width, column)) for column in zip(header, *rows, strict=True)]
     first, others = widths[0], widths[1:]
     for part in parts_that_fit(others, console.width - min(first, console.width // 3) - _GAP):
-        table = Table(title=title, title_justify="left", box=None)
+        table = Table(box=None)
         # Numbers stay whole. A name that is longer than a third of the screen is folded.
         table.add_column(header[0], overflow="fold")
         for cell in header[1:][part]:
@@ -86,7 +87,6 @@ def show_table(
         for row in rows:
             table.add_row(row[0], *row[1:][part])
         console.print(table)
-        title = Text("")
 
 
 def parts_that_fit(widths: Sequence[int], room: int) -> list[slice]:
