@@ -331,6 +331,12 @@ def streamed(name: str = "streaming") -> dict[str, Any]:
     return json.loads((ROOT / "results" / f"{name}.json").read_text())
 
 
+def spread() -> float:
+    """How much longer the slower run took than the faster one, in per cent, streamed or in memory."""
+    seconds = [[run["seconds"] for run in runs] for runs in streamed()["runs"].values()]
+    return max(100 * (max(each) / min(each) - 1) for each in seconds)
+
+
 def pulse_streamed(part: str) -> str:
     """Seconds of a part of what `benchmarks/streaming_pulse.py` did."""
     return f"{streamed('streaming-pulse')['seconds'][part]:.0f}"
@@ -353,6 +359,8 @@ VALUES: dict[str, Callable[[], str]] = {
     "stream-events": lambda: f"{streamed()['events'] / 1e6:,.0f}",
     "stream-over": lambda: f"{streamed()['events_over_limit']:.1f}",
     "stream-limit": lambda: f"{streamed()['limit_bytes'] / 2**30:.2f}",
+    "stream-memory": lambda: f"{streamed()['stream_memory_bytes'] / 2**20:.0f}",
+    "stream-spread": lambda: f"{spread():.0f}",
     "stream-peak": lambda: f"{streamed()['peak_anonymous_gib']:.2f}",
     "stream-steps": lambda: f"{streamed()['steps']:,}",
     "stream-losses": lambda: "equal" if streamed()["equal_losses"] else "NOT equal",

@@ -125,6 +125,7 @@ H200_VALUES: dict[str, Callable[[], str]] = {
     "shop-queries": lambda: f"{kernel_ms('shop:hstu-trope', 'narrow_queries'):.1f}",
     "block-cuda": lambda: f"{block_ms('again'):.1f}",
     "block-triton": lambda: f"{block_ms('triton'):.1f}",
+    "long-gib": lambda: f"{float(steps('shop-long', 'hstu-trope')['peak_GiB']):.1f}",
     "long-step": lambda: f"{kernel_ms('shop-long:hstu-trope'):.0f}",
     "long-attention": lambda: f"{kernel_ms('shop-long:hstu-trope', *NARROW):.1f}",
     "long-allowed": lambda: f"{allowed_ms():.0f}",

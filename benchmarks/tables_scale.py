@@ -43,14 +43,14 @@ def ranks() -> str:
     found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())
     lines = [
         [row["model"], ", ".join(row["settings"]) or "defaults", str(row["ranks"]), str(row["steps"]),
-         f"{row['loss_difference']:.1e}", f"{row['loss_difference_by_rounding']:.1e}", f"{row['table_difference']:.1e}",
+         *(f"{row[f'{what}_difference{dtype}']:.1e}" for dtype in ("", "_float64") for what in ("loss", "table")),
          f"{row['ranks_that_differ']} of {row['positives']}",
          f"{row['ranks_that_differ_with_equal_weights']} of {row['positives']}"]
         for row in found["curves"]
     ]  # fmt: skip
     header = [
-        "model", "settings", "processes", "steps", "largest difference of the loss", "one process, last bit changed",
-        "of the table", "ranks that differ", "with equal weights",
+        "model", "settings", "processes", "steps", "losses, float32", "table, float32", "losses, float64",
+        "table, float64", "ranks that differ", "with equal weights",
     ]  # fmt: skip
     return markdown(header, lines)
 
@@ -101,10 +101,10 @@ SCALE = {
 }
 
 
-def sensitive(column: str) -> str:
-    """Of the training that several processes end furthest from one, in results/ranks-cpu.json."""
+def furthest(*columns: str) -> str:
+    """The largest difference between several processes and one, of all trainings in results/ranks-cpu.json."""
     found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())["curves"]
-    return f"{max(found, key=lambda row: row['loss_difference'])[column]:.1e}"
+    return f"{max(row[column] for row in found for column in columns):.1e}"
 
 
 def looked_up() -> dict[str, Any]:
@@ -113,9 +113,8 @@ def looked_up() -> dict[str, Any]:
 
 
 SCALE_VALUES = {
-    "ranks-largest": lambda: sensitive("loss_difference"),
-    "ranks-least-alone": lambda: sensitive("least_by_rounding"),
-    "ranks-most-alone": lambda: sensitive("loss_difference_by_rounding"),
+    "ranks-float32": lambda: furthest("loss_difference"),
+    "ranks-float64": lambda: furthest("loss_difference_float64", "table_difference_float64"),
     "lookup-ours": lambda: f"{looked_up()['ours']['lookup_and_gradients_ms']:.0f}",
     "lookup-update": lambda: f"{looked_up()['ours']['adamw_of_all_rows_ms']:.0f}",
     "lookup-torchrec": lambda: f"{looked_up()['torchrec']['lookup_gradients_and_adagrad_ms']:.0f}",

@@ -29,7 +29,11 @@ def kernels() -> str:
         if r["version"] == "triton"
     ]
     header = ["B x L x H x D", "eager us", "compiled us", "fused us", "of copy bandwidth", "whole module us"]
-    return f"{data[0]['device']}, torch {data[0]['torch']}, bf16.\n\n" + markdown(header, lines)
+    return _measured_on(data[0], "bf16") + markdown(header, lines)
+
+
+def _measured_on(row: dict[str, str], *more: str) -> str:
+    return f"{', '.join((row['device'], 'torch ' + row['torch'], *more))}; commit {row['commit']}.\n\n"
 
 
 def train_rows(**wanted: str) -> list[dict[str, str]]:
@@ -91,13 +95,13 @@ def training_roofline() -> str:
 
 def evaluation() -> str:
     """Full-catalogue evaluation of every user."""
-    lines = []
-    for r in rows("eval-h200.csv"):
+    data, lines = rows("eval-h200.csv"), []
+    for r in data:
         on = "all" if r["measured_users"] == r["U"] else f"{int(r['measured_users']):,}, scaled up"
         version = {"kernel": "fused", "plain": "score tiles"}[r["version"]]
         seconds = [f"{float(r[key]):.1f}" for key in ("encode_s", "rank_s", "total_s")]
         lines.append([f"{r['name']}, {version}, {r['precision']}", on, *seconds, f"{float(r['users_per_s']):,.0f}"])
-    return markdown(["", "measured users", "encode s", "rank s", "total s", "users/s"], lines)
+    return _measured_on(data[0]) + markdown(["", "measured users", "encode s", "rank s", "total s", "users/s"], lines)
 
 
 def _parts(model: str) -> list[Part]:

@@ -340,6 +340,7 @@ def test_the_command_streams(path: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "out.json").read_text())["metrics"]["run"] == trained
     assert (tmp_path / "run" / "ranks-test.npz").is_file()
+    assert "No baselines" in done.output
     done = CliRunner().invoke(app, [*words, "--resume"])
     assert done.exit_code == 0, done.output
     for more in ([], ["--resume"]):
