@@ -131,6 +131,31 @@ def test_of_several_old_folders_the_latest_comes_back(tmp_path: Path) -> None:
     assert (path / "file").read_text() == "latest"
 
 
+def test_old_folders_that_vanish_meanwhile_are_nobodys_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A living writer takes its own away, or makes the folder right before it would be brought back."""
+    path = tmp_path / "a"
+    left(path, "old", "old", 1)
+    listed = atomic._left
+
+    def with_a_gone_one(of: Path, word: str) -> list[Path]:
+        return [*listed(of, word), of.with_name(f".{of.name}.{word}-00000000")]
+
+    monkeypatch.setattr(atomic, "_left", with_a_gone_one)
+    atomic.recover(path)
+    assert names(tmp_path) == ["a"] and (path / "file").read_text() == "old"
+
+    left(tmp_path / "b", "old", "old", 1)
+
+    def written_before_the_rename(old: Path, target: Path) -> None:
+        target.mkdir()
+        (target / "file").write_text("new")
+        raise OSError("Directory not empty")
+
+    monkeypatch.setattr(Path, "rename", written_before_the_rename)
+    atomic.recover(tmp_path / "b")
+    assert (tmp_path / "b" / "file").read_text() == "new"
+
+
 def test_a_folder_that_is_there_is_not_replaced_by_an_old_one(tmp_path: Path) -> None:
     (tmp_path / "disk" / "a").mkdir(parents=True)
     (tmp_path / "a").symlink_to(tmp_path / "disk" / "a")

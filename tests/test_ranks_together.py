@@ -78,8 +78,18 @@ def test_processes_with_another_checkpoint_all_refuse(data: Sequences, tmp_path:
     train(data, tiny(*WHOLE[:-1], "train.epochs=1"), usual.run, "cpu", progress=False)
     trained = last_step(usual.run)
     (message,) = set(on_ranks(2, begin, [usual, usual._replace(run=tmp_path / "own disk")]))
-    assert message == f"process 1 sees another checkpoint than process 0; {ADVICE}"
+    assert message == (
+        f"process 1 sees another checkpoint than process 0; process 1 sees another RUN than process 0; {ADVICE}"
+    )
     assert last_step(usual.run) == trained
+
+
+def test_processes_with_a_run_folder_each_refuse_before_they_train(data: Sequences, tmp_path: Path) -> None:
+    """Also a new run, of which there is no checkpoint yet."""
+    usual = Start(data.path, tmp_path / "run")
+    (message,) = set(on_ranks(2, begin, [usual, usual._replace(run=tmp_path / "own disk")]))
+    assert message == f"process 1 sees another RUN than process 0; {ADVICE}"
+    assert not (usual.run / "checkpoints").exists()
 
 
 def test_processes_with_other_blocks_refuse(tmp_path: Path) -> None:
@@ -97,7 +107,7 @@ def test_one_process_compares_nothing(data: Sequences) -> None:
     """Not even the checkpoint, which is not there, is read."""
     alone = Group(0, 1, torch.device("cpu"))
     check_same_command(alone, tiny(), None, data)
-    check_same_start(alone, Feed(data, tiny(), alone), Path("nowhere"))
+    check_same_start(alone, Path("nowhere"), Feed(data, tiny(), alone), Path("nowhere"))
 
 
 def test_a_thousand_processes_are_named_in_a_line() -> None:

@@ -41,6 +41,7 @@ from trope.train.distributed import Group, process_group
 from trope.train.divergence import Diverged
 from trope.train.loop import Interrupted, Trainer, train
 from trope.train.optimizer import make_optimizer
+from trope.train.process import stop_signals
 from trope.train.step import Feed
 
 __all__ = ["one_thread"]  # a fixture for every test in here
@@ -431,6 +432,37 @@ def test_an_interrupted_run_tells_its_caller(data: Sequences, tmp_path: Path, mo
     assert caught.value.signum == signal.SIGTERM
     state = json.loads(next((tmp_path / "run" / "checkpoints").glob("*/state.json")).read_text())
     assert state["step"] == 1 and set(state) >= set(TrainState.__dataclass_fields__) - {"cursor"}
+
+
+def test_a_signal_while_the_pulse_is_fitted_is_seen_at_its_end(data: Sequences, tmp_path: Path, monkeypatch) -> None:
+    fit = Trainer.fit_pulse
+
+    def fit_and_be_asked(self: Trainer) -> None:
+        fit(self)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "fit_pulse", fit_and_be_asked)
+    settings = ("model.pulse=true", "train.epochs=1")
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        train(data, tiny(*settings), tmp_path / "run", "cpu", progress=False)
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    monkeypatch.undo()
+    train(data, tiny(*settings), tmp_path / "run", "cpu", resume=True, progress=False)
+    assert (tmp_path / "run" / "metrics.json").is_file()
+
+
+def test_the_second_signal_acts_at_once_but_not_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun passes on the signal that a batch system has sent to everybody."""
+    with stop_signals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.signum == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    with stop_signals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert stop.signum == signal.SIGINT
 
 
 def test_tensorboard_gets_the_logs_numbers_where_it_is_installed(data: Sequences, tmp_path: Path, monkeypatch) -> None:

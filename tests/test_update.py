@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from test_fit import invoke
 from torch import Tensor
 from training import one_thread, tiny
 
+import trope.server.store_log
 import trope.train.pulse
 import trope.train.update
 import trope.train.update_run
@@ -419,6 +422,45 @@ def test_the_store_of_a_server_gives_the_same(run: Path, updated: Path, tmp_path
     assert code == 0 and "1 new event (7 more known already), 0 new users, 0 new items" in said
 
 
+def test_a_server_may_have_users_that_are_no_integers(run: Path, updated: Path, tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "events.sqlite")
+    store.append([[Stored(user, item, time) for user, item, time in [("ann", 7, LAST + 10), ("3", 7, LAST + 10)]]])
+    store.close()
+    code, said = invoke(*command(run, store.path, tmp_path / "out"))
+    assert code == 0 and "2 new events (0 more known already), 1 new user, 0 new items" in said, said
+    new, old = (read_folder(data.path, data.meta) for data in map(Sequences.of_run, (tmp_path / "out", run)))
+    assert new.users == sorted(["ann", *map(str, old.users)])
+    # A log with integers is still understood.
+    log = write_parquet(tmp_path / "new.parquet", [(3, 7, LAST + 20)])
+    code, said = invoke(*command(tmp_path / "out", log, tmp_path / "later"))
+    assert code == 0 and "1 new event (0 more known already), 0 new users, 0 new items" in said, said
+
+
+def test_a_stores_password_is_nowhere(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, where = SqliteStore(tmp_path / "events.sqlite"), "redis://:s3cret@127.0.0.1:6399/0?password=s3cret"
+    monkeypatch.setattr(trope.server.store_log, "open_store", lambda *_, **__: SqliteStore(store.path))
+    said = [invoke(*command(run, where, tmp_path / "none"))]
+    store.append([[Stored("3", 7, LAST + 20)]])
+    store.close()
+    said += [invoke(*command(run, where, tmp_path / "out", *more)) for more in (["--time-unit", "s"], [])]
+    said += [invoke(*command(tmp_path / "out", where, tmp_path / "later"))]
+    assert [code for code, _ in said] == [2, 2, 0, 2], said
+    written = (path.read_bytes() for path in (tmp_path / "out").rglob("*.json"))
+    assert not any(b"s3cret" in text for text in (*(text.encode() for _, text in said), *written))
+    assert "127.0.0.1" in said[-1][1]
+
+
+def test_a_database_without_tables_stays_as_it_is(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "empty.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE x (y)")
+        database.execute("DROP TABLE x")
+    database.close()
+    before = path.read_bytes()
+    code, said = invoke(*command(run, path, tmp_path / "out"))
+    assert code == 2 and "has no event" in said and path.read_bytes() == before
+
+
 def test_what_a_store_has_of_one_second_is_a_basket(tmp_path: Path) -> None:
     rows = [(user, f"i{item}", 1_500_000_000 + 1_000 * n) for n, (user, item, _) in enumerate(ROWS[:40])]
     log = write_parquet(tmp_path / "log.parquet", rows, basket=[f"b{n}" for n in range(40)])
@@ -498,19 +540,23 @@ def test_the_fused_step_takes_an_updates_batches(data: Sequences) -> None:
         assert bool(fused(0, step, step).loss.isfinite())
 
 
-def test_an_interrupted_update_can_be_started_again(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("signum", "ended"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_update_can_be_started_again(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, ended: int
+) -> None:
     """Also with a dataset beside the run, which is whole before the network learns."""
     whole, new = tmp_path / "whole", write_parquet(tmp_path / "new.parquet", NEW)
     arguments = command(run, new, tmp_path / "out", "--steps", 1, "--data-out", whole)
 
     def stop(*_: Any) -> None:
         assert (whole / "meta.json").is_file()
-        raise KeyboardInterrupt
+        signal.raise_signal(signum)
 
     with monkeypatch.context() as patch:
         patch.setattr(trope.train.update_run, "update", stop)
         code, said = invoke(*arguments)
-        assert code == 130 and "no run was written" in said
+        assert code == ended and "no run was written" in said
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert sorted(tmp_path.iterdir()) == [new]
     code, said = invoke(*arguments)
     assert code == 0 and Sequences.of_run(tmp_path / "out").path == whole, said

@@ -86,9 +86,13 @@ def recover(path: Path) -> None:
     A writer that is still alive loses what it has not finished. What cannot be removed now stays for the next time.
     """
     path = Path(os.path.realpath(path)) if path.is_symlink() else path  # as in `atomic_folder`
-    survivors = sorted(_left(path, _OLD), key=lambda old: old.stat().st_mtime)
+    survivors = sorted(_left(path, _OLD), key=_written_at)
     if survivors and not path.exists():
-        survivors.pop().rename(path)  # the one that was written last
+        try:
+            survivors.pop().rename(path)  # the one that was written last
+        except OSError:
+            if not path.exists():  # else a living writer was faster
+                raise
     for leftover in (*survivors, *_left(path, _PARTIAL)):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -118,6 +122,14 @@ def _beside(path: Path, word: str) -> Path:
 def _left(path: Path, word: str) -> list[Path]:
     """What `_beside` has named and is still there."""
     return list(path.parent.glob(f".{glob.escape(path.name)}.{word}-{_TOKEN}"))
+
+
+def _written_at(path: Path) -> float:
+    """Seconds; of what is no longer there, before everything else."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("-inf")
 
 
 def _flush(path: Path) -> None:

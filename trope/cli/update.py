@@ -52,16 +52,19 @@ def update(
 
     The new run starts from the old one's model and has its own dataset with all events. Nothing is left to test it on.
     """
+    from trope.train.process import Terminated, sigterm_raises
+
     try:
-        _update(
-            run, events, out, data, data_out, steps, on_bad, device, progress,
-            {"user_col": user_col, "item_col": item_col, "time_col": time_col, "basket_col": basket_col,
-             "event_col": event_col, "time_unit": time_unit, "time_format": time_format, "delimiter": delimiter,
-             "table": table},
-        )  # fmt: skip
-    except KeyboardInterrupt:
+        with sigterm_raises():
+            _update(
+                run, events, out, data, data_out, steps, on_bad, device, progress,
+                {"user_col": user_col, "item_col": item_col, "time_col": time_col, "basket_col": basket_col,
+                 "event_col": event_col, "time_unit": time_unit, "time_format": time_format, "delimiter": delimiter,
+                 "table": table},
+            )  # fmt: skip
+    except KeyboardInterrupt as stopped:
         typer.secho("trope: interrupted; no run was written", fg=typer.colors.RED, err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(143 if isinstance(stopped, Terminated) else 130) from None
 
 
 def _update(
@@ -83,7 +86,9 @@ def _update(
     from trope.data.extend import extend, read_folder, write_extended
     from trope.data.printable import counted
     from trope.data.sequences import Sequences
+    from trope.data.sources.urls import told
     from trope.runs import OWN_DATA
+    from trope.server.store_log import is_store
     from trope.train.divergence import Diverged
     from trope.train.fit import read_recipe
     from trope.train.step import NothingToLearn
@@ -93,9 +98,11 @@ def _update(
     if data_out is not None:
         _refuse_filled(data_out)
     recipe, old = read_recipe(run), Sequences.of_run(run, data)
-    extended = extend(read_folder(old.path, old.meta), read_new(events, old, run, on_bad, columns), events)
+    name, new = told(events), read_new(events, old, run, on_bad, columns)
+    # Who asks a server may be anybody, also users that no log has: a number, a session.
+    extended = extend(read_folder(old.path, old.meta), new, name, any_users=is_store(events))
     if not extended.added:
-        raise ValueError(f"{events} has no event that {old.path} has not; there is nothing to learn")
+        raise ValueError(f"{name} has no event that {old.path} has not; there is nothing to learn")
     place_N = torch.from_numpy(np.ascontiguousarray(extended.place_N))
     # The parent's own test events are new to its model as well.
     fresh_N = (place_N < 0) | ~learned_events(run, old, recipe)[place_N.clamp(min=0)]
@@ -108,7 +115,7 @@ def _update(
         typer.echo(f"learned too: {counted(late, 'event')} of the validation and test of {run}")
     with ExitStack() as undo, atomic_folder(out.absolute(), _refuse_filled) as folder:
         where = data_out or folder / OWN_DATA
-        write_extended(extended, old.meta, Path(events).name, where)
+        write_extended(extended, old.meta, name if "://" in name else Path(name).name, where)
         if data_out is not None:  # without a run it would only be in the way of the next try
             undo.callback(shutil.rmtree, data_out, ignore_errors=True)
         whole = Sequences.load(where)
@@ -121,7 +128,7 @@ def _update(
             raise typer.Exit(1) from None
         except NothingToLearn:  # it names the dataset, which is gone with the folder
             raise ValueError(
-                f"{events} has no new event that follows another one of its user; there is nothing to learn"
+                f"{name} has no new event that follows another one of its user; there is nothing to learn"
             ) from None
         for file in inside.iterdir():
             file.rename(folder / file.name)
@@ -143,6 +150,7 @@ def read_new(events: str, old: Sequences, run: Path, on_bad: str, columns: Colum
     from trope.data.extend import read_folder
     from trope.data.folder import META
     from trope.data.sequences import Sequences
+    from trope.data.sources.urls import told
     from trope.server.store_log import is_store, read_store
     from trope.train.fit import match_items
 
@@ -162,7 +170,7 @@ def read_new(events: str, old: Sequences, run: Path, on_bad: str, columns: Colum
             return read_like(events, old.meta, on_bad, columns)
         if given := [option for option, value in columns.items() if value is not None]:
             raise ValueError(
-                f"{events} is a store of `trope serve`, whose columns are known; leave out "
+                f"{told(events)} is a store of `trope serve`, whose columns are known; leave out "
                 f"--{given[0].replace('_', '-')}"
             )
         return read_store(events, has_baskets=old.baskets is not None)

@@ -68,8 +68,14 @@ def read_folder(folder: Path, meta: dict[str, Any]) -> Log:
     return Log(users, items, labels, here["items"], here["times"], here["offsets"], here.get("baskets"), baskets)
 
 
-def extend(old: Log, new: Log, name: str) -> Extended:
-    """The old log with the events of the new one that it has not; name: of the new log, for messages."""
+def extend(old: Log, new: Log, name: str, any_users: bool = False) -> Extended:
+    """The old log with the events of the new one that it has not.
+
+    name: of the new log, for messages. any_users: whether text may stand among users that were integers; all become
+    text then.
+    """
+    if any_users and _is_text(new.users) and not _is_text(old.users):
+        old = old._replace(users=[str(user) for user in old.users])
     if old.baskets_N is not None and new.baskets_N is None:
         raise ValueError(f"the dataset has baskets and {name} has none; say which column has them with --basket-col")
     new_items = _like(new.items, old.items, "item", name)
@@ -140,7 +146,7 @@ def write_extended(extended: Extended, meta: dict[str, Any], name: str, out: Pat
 
 def _like(new: Originals, old: Originals, role: str, name: str) -> Originals:
     """New ids as the old ones are written: integers among text are that text; text among integers is refused."""
-    old_is_text, new_is_text = (bool(ids) and isinstance(ids[0], str) for ids in (old, new))
+    old_is_text, new_is_text = _is_text(old), _is_text(new)
     if old_is_text and not new_is_text:
         return [str(original) for original in new]
     if new_is_text and not old_is_text:
@@ -150,6 +156,10 @@ def _like(new: Originals, old: Originals, role: str, name: str) -> Originals:
             "prepare the whole log anew and use `trope fit`"
         )
     return new
+
+
+def _is_text(ids: Originals) -> bool:
+    return bool(ids) and isinstance(ids[0], str)
 
 
 def _owners(log: Log, rows: list[int]) -> np.ndarray:
@@ -195,5 +205,5 @@ def _joined(old: Originals, appended: list[Any]) -> Originals:
 
 
 def _arrow(values: Originals) -> pa.ChunkedArray:
-    kind = pa.large_string() if values and isinstance(values[0], str) else pa.int64()
+    kind = pa.large_string() if _is_text(values) else pa.int64()
     return pa.chunked_array([pa.array(values, kind)])

@@ -37,9 +37,9 @@ time: the system keeps the pages too."""
 
 
 class SqliteStore:
-    """A store in one file, made where it is missing."""
+    """A store in one file, made where it is missing and may be created."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, may_create: bool = True) -> None:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,17 +48,19 @@ class SqliteStore:
                 sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
                 for _ in range(2)
             )
-            self._prepare()
+            self._prepare(may_create)
         except sqlite3.Error as error:
             raise ValueError(f"cannot open the store {path}: {error}; name another file with --store") from None
         self._writing, self._reading = threading.Lock(), threading.Lock()
 
-    def _prepare(self) -> None:
+    def _prepare(self, may_create: bool) -> None:
         (application,) = self._writer.execute("PRAGMA application_id").fetchone()
         (version,) = self._writer.execute("PRAGMA user_version").fetchone()
         (tables,) = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and (application, version) != (_APPLICATION, _FORMAT):
             raise ValueError(f"{self.path} is a database of something else, not of `trope serve`; name another file")
+        if not (tables or may_create):
+            raise ValueError(f"{self.path} has no event; is this the file that `trope serve --store` names?")
         (mode,) = self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise ValueError(f"{self.path} lies on a file system without WAL ({mode}); name another place with --store")

@@ -32,13 +32,14 @@ def read_store(where: str, has_baskets: bool) -> Log:
     Every stored event counts, whatever types of events the model was trained with.
     """
     from trope.data.new_events import read_events
+    from trope.data.sources.urls import told
 
     asked = {"user_col": "user", "item_col": "item", "time_col": "time", "time_unit": "s"}
     asked |= {"basket_col": "basket"} if has_baskets else {}
     with tempfile.TemporaryDirectory(prefix="trope-") as folder:
         path = Path(folder) / "events.parquet"
         if not write_log(where, path):
-            raise ValueError(f"{where} has no event; there is nothing to learn")
+            raise ValueError(f"{told(where)} has no event; there is nothing to learn")
         return read_events(str(path), asked)
 
 
@@ -51,7 +52,7 @@ def write_log(where: str, path: Path) -> int:
     from pyarrow import parquet
 
     schema = pa.schema([("user", pa.string()), ("item", pa.string()), ("time", pa.int64()), ("basket", pa.string())])
-    store, written, position = open_store(where), 0, 0
+    store, written, position = open_store(where, may_create=False), 0, 0
     try:
         with parquet.ParquetWriter(path, schema) as file:
             while found := store.after(position, _ROWS):

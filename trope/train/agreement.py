@@ -12,7 +12,7 @@ from trope.config import Config
 from trope.data.folder import sha256_of
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
-from trope.runs import STATE
+from trope.runs import DATA, STATE
 from trope.settings import to_dict
 from trope.train.distributed import Group
 from trope.train.step import Feed
@@ -33,18 +33,19 @@ def check_same_command(group: Group, config: Config, factors: Sequence[float] | 
         _check_same(group, {"config": settings, "dataset": data.meta["checksum"]})
 
 
-def check_same_start(group: Group, feed: Feed, latest: Path | None) -> None:
+def check_same_start(group: Group, run: Path, feed: Feed, latest: Path | None) -> None:
     """Refuse, in all processes, a training that they begin at different places, or with different blocks.
 
-    It returns when all processes have read the checkpoint. feed: which goes on as the checkpoint says. latest: the
-    checkpoint that was loaded, None for a new run.
+    It returns when all processes have read the checkpoint. run: the run folder, which the first process has made. feed:
+    which goes on as the checkpoint says. latest: the checkpoint that was loaded, None for a new run.
     """
     if group.size > 1:
         # Not the memory itself: two that make the same blocks are as good as one.
         window = feed.window if isinstance(feed, StreamFeed) else None
         # state.json has the SHA-256 of the weights and moments beside it.
         loaded = None if latest is None else [latest.name, sha256_of(latest / STATE)]
-        _check_same(group, {"--memory": window, "checkpoint": loaded})
+        made = sha256_of(run / DATA) if (run / DATA).is_file() else None
+        _check_same(group, {"--memory": window, "checkpoint": loaded, "RUN": made})
 
 
 def _check_same(group: Group, parts: dict[str, Any]) -> None:

@@ -99,7 +99,9 @@ def train(
         chosen, seconds = trainer.state, trainer.state.seconds
         if config.model.pulse:
             trainer.fit_pulse()
+            trainer.leave_if_asked(stop)
         trainer.choose_counting()
+        trainer.leave_if_asked(stop)
         del trainer  # its data, graphs and moments
         if all_data is not None:
             factors = chosen.factors[: chosen.best_epoch]
@@ -175,7 +177,7 @@ class Trainer:
         self.state = TrainState() if latest is None else checkpoint.load(latest, self.model, self.optimizer)
         go_on(self.feed, self.state.cursor, self.state.step)
         # It also waits until everyone has read the checkpoint, which the first process may remove from then on.
-        check_same_start(group, self.feed, latest)
+        check_same_start(group, run.parent if self.is_refit else run, self.feed, latest)
         if self.state.best is not None:
             self.plateau.best, self.plateau.num_bad_epochs = self.state.best, self.state.stalled
         self.stepper = Stepper(
@@ -362,6 +364,12 @@ class Trainer:
         self._check_finite()
         log.show(loss=f"{float(self.loss_sum) / self.state.index:.4f}")
         log.write(self.state, loss=float(loss), grad_norm=float(norm), seconds=self.state.seconds)
+
+    def leave_if_asked(self, stop: StopRequest) -> None:
+        """All processes stop where everything is saved."""
+        (signum,) = self.group.largest([stop.signum])
+        if signum:
+            raise Interrupted(signum, self.run_folder)
 
     def _stop_if_asked(self, rounds: Rounds) -> None:
         """All processes stop at the same step, or the others would wait for the one that left."""

@@ -43,10 +43,10 @@ class StopRequest:
 
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """SIGINT and SIGTERM as a request; the second one acts at once, as it would without us."""
+    """SIGINT and SIGTERM as a request; the second one acts at once, as it would without us, but not under torchrun."""
     stop = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may set handlers
+    if not _may_handle():
+        yield stop
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -56,7 +56,9 @@ def stop_signals() -> Iterator[StopRequest]:
 
     def ask(signum: int, frame: types.FrameType | None) -> None:
         stop.signum = signum
-        restore()
+        # torchrun passes on a signal that reached the process already, and after 30 seconds kills by itself.
+        if not torch.distributed.is_torchelastic_launched():
+            restore()
 
     for number in before:
         signal.signal(number, ask)
@@ -64,6 +66,30 @@ def stop_signals() -> Iterator[StopRequest]:
         yield stop
     finally:
         restore()
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM asked to end."""
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Inside, SIGTERM raises `Terminated`, so that what is unfinished is removed as after Ctrl-C."""
+
+    def end(signum: int, frame: types.FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end) if _may_handle() else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _may_handle() -> bool:
+    """Whether this thread may say what a signal does."""
+    return threading.current_thread() is threading.main_thread()
 
 
 @contextmanager

@@ -23,6 +23,11 @@ def shown(url: str) -> str:
     return f"{scheme}://{place.rsplit('@', 1)[-1]}"
 
 
+def told(where: str) -> str:
+    """A path, or what may be shown of a URL."""
+    return shown(where) if "://" in where else where
+
+
 def redacted(error: Exception, url: str) -> str:
     """The first line of a database's error, without what is secret in the URL."""
     said = str(error).strip() or type(error).__name__
