@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -451,6 +452,15 @@ def test_a_signal_while_the_pulse_is_fitted_is_seen_at_its_end(data: Sequences, 
     assert (tmp_path / "run" / "metrics.json").is_file()
 
 
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """SIGINT does what it does in a terminal. In the background of a shell it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 def test_the_second_signal_acts_at_once_but_not_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun passes on the signal that a batch system has sent to everybody."""
     with stop_signals() as stop:
