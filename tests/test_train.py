@@ -435,14 +435,18 @@ def test_an_interrupted_run_tells_its_caller(data: Sequences, tmp_path: Path, mo
     assert state["step"] == 1 and set(state) >= set(TrainState.__dataclass_fields__) - {"cursor"}
 
 
-def test_a_signal_while_the_pulse_is_fitted_is_seen_at_its_end(data: Sequences, tmp_path: Path, monkeypatch) -> None:
-    fit = Trainer.fit_pulse
+@pytest.mark.parametrize(("during", "before"), [("fit_pulse", "choose_counting"), ("choose_counting", "publish")])
+def test_a_signal_during_the_pulse_or_the_control_is_seen_at_its_end(
+    data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, during: str, before: str
+) -> None:
+    work = getattr(Trainer, during)
 
-    def fit_and_be_asked(self: Trainer) -> None:
-        fit(self)
+    def work_and_be_asked(self: Trainer) -> None:
+        work(self)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(Trainer, "fit_pulse", fit_and_be_asked)
+    monkeypatch.setattr(Trainer, during, work_and_be_asked)
+    monkeypatch.setattr(Trainer, before, lambda *_: pytest.fail("the training went on"))
     settings = ("model.pulse=true", "train.epochs=1")
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(data, tiny(*settings), tmp_path / "run", "cpu", progress=False)

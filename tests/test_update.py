@@ -6,6 +6,8 @@ import json
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from test_fit import invoke
 from torch import Tensor
 from training import one_thread, tiny
 
-import trope.server.store_log
+import trope.atomic
+import trope.server.open_store
 import trope.train.pulse
 import trope.train.update
 import trope.train.update_run
@@ -438,7 +441,7 @@ def test_a_server_may_have_users_that_are_no_integers(run: Path, updated: Path, 
 
 def test_a_stores_password_is_nowhere(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, where = SqliteStore(tmp_path / "events.sqlite"), "redis://:s3cret@127.0.0.1:6399/0?password=s3cret"
-    monkeypatch.setattr(trope.server.store_log, "open_store", lambda *_, **__: SqliteStore(store.path))
+    monkeypatch.setattr(trope.server.open_store, "open_store", lambda *_, **__: SqliteStore(store.path))
     said = [invoke(*command(run, where, tmp_path / "none"))]
     store.append([[Stored("3", 7, LAST + 20)]])
     store.close()
@@ -448,6 +451,30 @@ def test_a_stores_password_is_nowhere(run: Path, tmp_path: Path, monkeypatch: py
     written = (path.read_bytes() for path in (tmp_path / "out").rglob("*.json"))
     assert not any(b"s3cret" in text for text in (*(text.encode() for _, text in said), *written))
     assert "127.0.0.1" in said[-1][1]
+
+
+@pytest.mark.parametrize("url", [
+    "redis://:s3cret@127.0.0.1:1", "redis://127.0.0.1:1/0?password=s3cret", "unix:///nowhere.sock?password=s3cret",
+    "redis://127.0.0.1:1/0?nothing=s3cret", "redis://:s3cret@127.0.0.1:what", "postgres://ann:s3cret@127.0.0.1:1/db",
+])  # fmt: skip
+def test_no_error_tells_a_password(run: Path, tmp_path: Path, url: str) -> None:
+    for more in ([], ["--delimiter", ","], ["--table", "clicks"]):
+        code, said = invoke(*command(run, url, tmp_path / "out", *more))
+        assert code == 2 and "s3cret" not in said, said
+
+
+def test_asking_for_a_store_needs_no_server() -> None:
+    """A prepared dataset is enough for an update, and trope[serve] may not be installed."""
+    asked = "import trope.server.store_log as log; log.is_store('a.csv')"
+    seen = "import sys; print({'orjson', 'redis'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", f"{asked}; {seen}"], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_text_among_users_that_are_integers_is_refused_in_a_log(run: Path, tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "new.csv", [("ann", 7, LAST + 10)])
+    code, said = invoke(*command(run, log, tmp_path / "out"))
+    assert code == 2 and "has the user 'ann', and all users of the dataset are integers" in said, said
 
 
 def test_a_database_without_tables_stays_as_it_is(run: Path, tmp_path: Path) -> None:
@@ -562,6 +589,28 @@ def test_an_interrupted_update_can_be_started_again(
     assert sorted(tmp_path.iterdir()) == [new]
     code, said = invoke(*arguments)
     assert code == 0 and Sequences.of_run(tmp_path / "out").path == whole, said
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_signal_while_the_run_gets_its_name(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Before it has, nothing stays; after it has, run and dataset do, and the command says so."""
+    out, whole, new = tmp_path / "out", tmp_path / "whole", write_parquet(tmp_path / "new.parquet", NEW)
+    take = trope.atomic._take_name
+
+    def take_and_be_asked(partial: Path, path: Path, may_replace: Any) -> None:
+        if path != out or late:
+            take(partial, path, may_replace)
+        if path == out:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(trope.atomic, "_take_name", take_and_be_asked)
+    code, said = invoke(*command(run, new, out, "--steps", 1, "--data-out", whole))
+    assert code == 143 and ("is whole" if late else "no run was written") in said, said
+    assert sorted(tmp_path.iterdir()) == ([new, out, whole] if late else [new])
+    if late:
+        assert Sequences.of_run(out).path == whole
 
 
 def until_test(data: Sequences) -> Tensor:

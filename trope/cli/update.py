@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,19 +53,21 @@ def update(
 
     The new run starts from the old one's model and has its own dataset with all events. Nothing is left to test it on.
     """
-    from trope.train.process import Terminated, sigterm_raises
+    from trope.train.process import sigterm_raises
 
-    try:
-        with sigterm_raises():
+    _refuse_filled(out)
+    with sigterm_raises() as stop:
+        try:
             _update(
                 run, events, out, data, data_out, steps, on_bad, device, progress,
                 {"user_col": user_col, "item_col": item_col, "time_col": time_col, "basket_col": basket_col,
                  "event_col": event_col, "time_unit": time_unit, "time_format": time_format, "delimiter": delimiter,
                  "table": table},
             )  # fmt: skip
-    except KeyboardInterrupt as stopped:
-        typer.secho("trope: interrupted; no run was written", fg=typer.colors.RED, err=True)
-        raise typer.Exit(143 if isinstance(stopped, Terminated) else 130) from None
+        except KeyboardInterrupt:
+            done = f"{out} is whole" if _is_filled(out) else "no run was written"
+            typer.secho(f"trope: interrupted; {done}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(128 + (stop.signum or signal.SIGINT)) from None
 
 
 def _update(
@@ -94,7 +97,6 @@ def _update(
     from trope.train.step import NothingToLearn
     from trope.train.update_run import learned_events, update_run
 
-    _refuse_filled(out)
     if data_out is not None:
         _refuse_filled(data_out)
     recipe, old = read_recipe(run), Sequences.of_run(run, data)
@@ -116,8 +118,8 @@ def _update(
     with ExitStack() as undo, atomic_folder(out.absolute(), _refuse_filled) as folder:
         where = data_out or folder / OWN_DATA
         write_extended(extended, old.meta, name if "://" in name else Path(name).name, where)
-        if data_out is not None:  # without a run it would only be in the way of the next try
-            undo.callback(shutil.rmtree, data_out, ignore_errors=True)
+        if data_out is not None:
+            undo.callback(_remove_unless_filled, data_out, out)
         whole = Sequences.load(where)
         final = (data_out or out / OWN_DATA).absolute()
         inside = folder / "run"  # an empty folder, which `open_run` wants
@@ -133,7 +135,6 @@ def _update(
         for file in inside.iterdir():
             file.rename(folder / file.name)
         inside.rmdir()
-        undo.pop_all()
     if lineage["pulse_requests"]:
         typer.echo(
             f"the pulse was fitted to {counted(lineage['pulse_requests'], 'request')} of the new events before they "
@@ -163,23 +164,33 @@ def read_new(events: str, old: Sequences, run: Path, on_bad: str, columns: Colum
             f"the items of {old.path} are groups ({groups}) of those in its log; prepare the longer log and give that "
             "dataset"
         )
-    try:
-        if not is_store(events):
-            from trope.data.new_events import read_like
-
-            return read_like(events, old.meta, on_bad, columns)
+    if is_store(events):
         if given := [option for option, value in columns.items() if value is not None]:
             raise ValueError(
                 f"{told(events)} is a store of `trope serve`, whose columns are known; leave out "
                 f"--{given[0].replace('_', '-')}"
             )
-        return read_store(events, has_baskets=old.baskets is not None)
+        return read_store(events, old.baskets is not None, on_bad)
+    try:
+        from trope.data.new_events import read_like
+
+        return read_like(events, old.meta, on_bad, columns)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"reading a log needs {error.name}, which is not installed; install trope[data], or give a prepared dataset"
         ) from None
 
 
+def _remove_unless_filled(data: Path, run: Path) -> None:
+    """Remove a dataset whose run was not written: it would only be in the way of the next try."""
+    if not _is_filled(run):
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def _is_filled(path: Path) -> bool:
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
 def _refuse_filled(path: Path) -> None:
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if _is_filled(path):
         raise FileExistsError(f"{path} exists already and is not empty; choose another folder")

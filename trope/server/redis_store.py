@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 import redis
 
+from trope.data.sources.urls import redacted, told
 from trope.server.schema import Event
 from trope.server.store import Past, Stored, StoreError
 
@@ -58,9 +59,9 @@ class RedisStore:
             self._client.ping()
             self._append = self._client.register_script(_APPEND)
             self.is_durable = self._flushes_always()
-        except (redis.RedisError, ValueError) as error:
-            shown = url.rpartition("@")[2]  # without a password
-            raise ValueError(f"cannot open the store {shown}: {error}; does Redis run there?") from None
+        except (redis.RedisError, ValueError, TypeError) as error:  # the latter of an option that there is not
+            said = redacted(error, url)
+            raise ValueError(f"cannot open the store {told(url)}: {said}; does Redis run there?") from None
 
     def _flushes_always(self) -> bool:
         try:

@@ -6,8 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trope.server.open_store import open_store
-
 if TYPE_CHECKING:
     from trope.data.extend import Log
 
@@ -26,10 +24,10 @@ def is_store(where: str) -> bool:
         return file.read(len(_SQLITE)) == _SQLITE
 
 
-def read_store(where: str, has_baskets: bool) -> Log:
-    """All events of a store, with original ids. has_baskets: whether what a user does in one second is one basket.
+def read_store(where: str, has_baskets: bool, on_bad: str) -> Log:
+    """All events of a store, with original ids, whatever types of events the model was trained with.
 
-    Every stored event counts, whatever types of events the model was trained with.
+    has_baskets: whether what a user does in one second is one basket. on_bad: at a bad event: fail, or skip.
     """
     from trope.data.new_events import read_events
     from trope.data.sources.urls import told
@@ -40,7 +38,7 @@ def read_store(where: str, has_baskets: bool) -> Log:
         path = Path(folder) / "events.parquet"
         if not write_log(where, path):
             raise ValueError(f"{told(where)} has no event; there is nothing to learn")
-        return read_events(str(path), asked)
+        return read_events(str(path), asked, on_bad=on_bad)
 
 
 def write_log(where: str, path: Path) -> int:
@@ -50,6 +48,8 @@ def write_log(where: str, path: Path) -> int:
     """
     import pyarrow as pa
     from pyarrow import parquet
+
+    from trope.server.open_store import open_store  # needs the server's packages, which `is_store` does not
 
     schema = pa.schema([("user", pa.string()), ("item", pa.string()), ("time", pa.int64()), ("basket", pa.string())])
     store, written, position = open_store(where, may_create=False), 0, 0

@@ -68,20 +68,22 @@ def stop_signals() -> Iterator[StopRequest]:
         restore()
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM asked to end."""
-
-
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Inside, SIGTERM raises `Terminated`, so that what is unfinished is removed as after Ctrl-C."""
+def sigterm_raises() -> Iterator[StopRequest]:
+    """Inside, SIGTERM raises KeyboardInterrupt, so that what is unfinished is removed as after Ctrl-C.
+
+    What is yielded says whether it was SIGTERM: a library may have raised its own KeyboardInterrupt instead.
+    """
+    stop = StopRequest()
 
     def end(signum: int, frame: types.FrameType | None) -> None:
-        raise Terminated
+        signal.signal(signum, signal.SIG_IGN)  # another one does not disturb the removal
+        stop.signum = signum
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, end) if _may_handle() else None
     try:
-        yield
+        yield stop
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
