@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from data_logs import Event, loose, prepared, random_log, unnumbered, write_csv, write_parquet
+from data_logs import Event, loose, prepared, unnumbered, write_csv, write_parquet
 from test_fit import invoke
 from torch import Tensor
 from training import one_thread, tiny
+from updates import LAST, NEW, ROWS, command, data, run, updated
 
 import trope.atomic
 import trope.server.open_store
 import trope.train.pulse
 import trope.train.update
 import trope.train.update_run
-from trope.cli.update import read_new
 from trope.data.extend import extend, read_folder, write_extended
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
@@ -34,8 +30,6 @@ from trope.kernels.batch import Source, gather_batch
 from trope.models.recommender import SequentialRecommender
 from trope.runs import read_lineage, seal, write_json
 from trope.serve.recommender import Recommender
-from trope.server.schema import Event as Stored
-from trope.server.sqlite_store import SqliteStore
 from trope.times import DAY, say_minute
 from trope.train.distributed import Group
 from trope.train.divergence import DivergenceGuard
@@ -48,42 +42,8 @@ from trope.train.step import Feed
 from trope.train.update import grow, retrain, update, usual_steps
 from trope.train.update_run import learned_events
 
-__all__ = ["one_thread"]  # a fixture for every test in here
-ROWS = random_log(rows=400, users=30, items=20, seed=0)
-LAST = max(row[2] for row in ROWS)
-# More of an old user, a new user between old ones and one behind, an old item, new ones on both sides of the old.
-NEW: list[Event] = [
-    (3, 0, LAST + 10), (3, 7, LAST + 20), (2_000, 99, LAST + 5), (2_000, 7, LAST + 6), (0, 99, LAST + 30),
-    (0, 0, LAST + 31), (5, 99, LAST - 1_000),
-]  # fmt: skip
+__all__ = ["data", "one_thread", "run", "updated"]  # fixtures
 GROUP = Group(0, 1, torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
-    folder = tmp_path_factory.mktemp("update")
-    return prepared(write_parquet(folder / "log.parquet", ROWS), folder / "data", loose(protocol=Protocol("holdout")))
-
-
-@pytest.fixture(scope="module")
-def run(data: Sequences, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    train(data, tiny("train.refit=true", model="trope"), folder, "cpu", progress=False)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def updated(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("updated")
-    out = folder / "out"
-    code, said = invoke(*command(run, write_parquet(folder / "new.parquet", NEW), out))
-    assert code == 0, said
-    assert "7 new events (0 more known already), 2 new users, 2 new items" in said
-    return out
-
-
-def command(run: Path, events: Path | str, out: Path, *more: object) -> tuple[object, ...]:
-    return ("update", run, "--events", events, "--out", out, "--device", "cpu", "--no-progress", *more)
 
 
 def extended(data: Sequences, tmp_path: Path, rows: list[Event]) -> tuple[Sequences, np.ndarray]:
@@ -409,139 +369,6 @@ def test_a_prepared_dataset_of_the_longer_log_gives_the_same(run: Path, updated:
     assert torch.equal(ours.items.weight, theirs.items.weight)
 
 
-def test_the_store_of_a_server_gives_the_same(run: Path, updated: Path, tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "events.sqlite")
-    store.append([[Stored(str(user), item, time) for user, item, time in NEW[:4]]])
-    store.append([[Stored(str(user), item, time) for user, item, time in NEW[4:]]])
-    code, said = invoke(*command(run, store.path, tmp_path / "out"))  # the server may go on meanwhile
-    store.close()
-    assert code == 0 and "7 new events (0 more known already), 2 new users, 2 new items" in said
-    assert unnumbered(Sequences.of_run(tmp_path / "out")) == unnumbered(Sequences.of_run(updated))
-    # Later, with what came since: what was learned is known.
-    store = SqliteStore(store.path)
-    store.append([[Stored("3", 1, LAST + 50)]])
-    store.close()
-    code, said = invoke(*command(tmp_path / "out", store.path, tmp_path / "later"))
-    assert code == 0 and "1 new event (7 more known already), 0 new users, 0 new items" in said
-
-
-def test_a_server_may_have_users_that_are_no_integers(run: Path, updated: Path, tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "events.sqlite")
-    store.append([[Stored(user, item, time) for user, item, time in [("ann", 7, LAST + 10), ("3", 7, LAST + 10)]]])
-    store.close()
-    code, said = invoke(*command(run, store.path, tmp_path / "out"))
-    assert code == 0 and "2 new events (0 more known already), 1 new user, 0 new items" in said, said
-    new, old = (read_folder(data.path, data.meta) for data in map(Sequences.of_run, (tmp_path / "out", run)))
-    assert new.users == sorted(["ann", *map(str, old.users)])
-    # A log with integers is still understood.
-    log = write_parquet(tmp_path / "new.parquet", [(3, 7, LAST + 20)])
-    code, said = invoke(*command(tmp_path / "out", log, tmp_path / "later"))
-    assert code == 0 and "1 new event (0 more known already), 0 new users, 0 new items" in said, said
-
-
-def test_a_stores_password_is_nowhere(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, where = SqliteStore(tmp_path / "events.sqlite"), "redis://:s3cret@127.0.0.1:6399/0?password=s3cret"
-    monkeypatch.setattr(trope.server.open_store, "open_store", lambda *_, **__: SqliteStore(store.path))
-    said = [invoke(*command(run, where, tmp_path / "none"))]
-    store.append([[Stored("3", 7, LAST + 20)]])
-    store.close()
-    said += [invoke(*command(run, where, tmp_path / "out", *more)) for more in (["--time-unit", "s"], [])]
-    said += [invoke(*command(tmp_path / "out", where, tmp_path / "later"))]
-    assert [code for code, _ in said] == [2, 2, 0, 2], said
-    written = (path.read_bytes() for path in (tmp_path / "out").rglob("*.json"))
-    assert not any(b"s3cret" in text for text in (*(text.encode() for _, text in said), *written))
-    assert "127.0.0.1" in said[-1][1]
-
-
-@pytest.mark.parametrize("url", [
-    "redis://:s3cret@127.0.0.1:1", "redis://127.0.0.1:1/0?password=s3cret", "unix:///nowhere.sock?password=s3cret",
-    "redis://127.0.0.1:1/0?nothing=s3cret", "redis://:s3cret@127.0.0.1:what", "postgres://ann:s3cret@127.0.0.1:1/db",
-])  # fmt: skip
-def test_no_error_tells_a_password(run: Path, tmp_path: Path, url: str) -> None:
-    for more in ([], ["--delimiter", ","], ["--table", "clicks"]):
-        code, said = invoke(*command(run, url, tmp_path / "out", *more))
-        assert code == 2 and "s3cret" not in said, said
-
-
-def test_asking_for_a_store_needs_no_server() -> None:
-    """A prepared dataset is enough for an update, and trope[serve] may not be installed."""
-    asked = "import trope.server.store_log as log; log.is_store('a.csv')"
-    seen = "import sys; print({'orjson', 'redis'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", f"{asked}; {seen}"], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
-def test_text_among_users_that_are_integers_is_refused_in_a_log(run: Path, tmp_path: Path) -> None:
-    log = write_csv(tmp_path / "new.csv", [("ann", 7, LAST + 10)])
-    code, said = invoke(*command(run, log, tmp_path / "out"))
-    assert code == 2 and "has the user 'ann', and all users of the dataset are integers" in said, said
-
-
-def test_a_database_without_tables_stays_as_it_is(run: Path, tmp_path: Path) -> None:
-    path = tmp_path / "empty.sqlite"
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE x (y)")
-        database.execute("DROP TABLE x")
-    database.close()
-    before = path.read_bytes()
-    code, said = invoke(*command(run, path, tmp_path / "out"))
-    assert code == 2 and "has no event" in said and path.read_bytes() == before
-
-
-def test_what_a_store_has_of_one_second_is_a_basket(tmp_path: Path) -> None:
-    rows = [(user, f"i{item}", 1_500_000_000 + 1_000 * n) for n, (user, item, _) in enumerate(ROWS[:40])]
-    log = write_parquet(tmp_path / "log.parquet", rows, basket=[f"b{n}" for n in range(40)])
-    data = prepared(log, tmp_path / "data", loose(protocol=Protocol("loo-paper")), basket_col="basket")
-    user, bought = str(ROWS[0][0]), [("i1", 1_600_000_000), ("new", 1_600_000_000), ("i2", 1_600_000_005)]
-    store = SqliteStore(tmp_path / "events.sqlite")
-    store.append([[Stored(user, item, time) for item, time in bought]])
-    store.close()
-    before = read_folder(data.path, data.meta)
-    columns = dict.fromkeys(("user_col", "time_unit", "time_format"))
-    new = read_new(str(store.path), data, tmp_path, "fail", columns)
-    assert new.users == [ROWS[0][0]] and sorted(map(str, new.items)) == ["i1", "i2", "new"]
-    assert new.baskets_N is not None and new.baskets_N.tolist() == [0, 0, 1]
-    assert new.baskets == [1_600_000_000, 1_600_000_005]
-    assert extend(before, new, "the store").added == 3
-    with pytest.raises(ValueError, match="leave out --time-unit"):
-        read_new(str(store.path), data, tmp_path, "fail", {**columns, "time_unit": "s"})
-
-
-def test_a_moved_run_finds_its_dataset(updated: Path, tmp_path: Path) -> None:
-    moved = tmp_path / "elsewhere"
-    shutil.copytree(updated, moved)
-    found = Sequences.of_run(updated)
-    updated.rename(tmp_path / "gone")
-    try:
-        assert Sequences.of_run(moved).meta["checksum"] == found.meta["checksum"]
-        with pytest.raises(FileNotFoundError, match="mistyped"):
-            Sequences.of_run(moved, tmp_path / "mistyped")
-    finally:
-        (tmp_path / "gone").rename(updated)
-
-
-def test_what_is_refused_is_refused_in_a_line_and_writes_nothing(run: Path, updated: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    new = write_parquet(tmp_path / "new.parquet", NEW)
-    text = write_csv(tmp_path / "text.csv", [(1, "abc", LAST + 1), (1, "abd", LAST + 2)])
-    for arguments, words in [
-        (command(run, text, out), "all items of the dataset are integers"),
-        (command(run, write_parquet(tmp_path / "known.parquet", ROWS[:9]), out), "nothing to learn"),
-        (
-            command(updated, write_parquet(tmp_path / "alone.parquet", [(1_000, 1, LAST + 1)]), out),
-            "alone.parquet has no new event that follows another one of its user; there is nothing to learn",
-        ),
-        (command(run, tmp_path / "none.parquet", out), "none.parquet"),
-        (command(run, new, run), "not empty"),
-        (command(run, new, out, "--user-col", "who"), "who"),
-        (command(tmp_path, new, out), "no trained model"),
-        (command(run, write_csv(tmp_path / "ms.csv", [(1, 2, LAST * 1_000)]), out), "--time-unit ms"),
-    ]:
-        code, said = invoke(*arguments)
-        assert code == 2 and words in said and "\n" not in said.strip(), said
-    assert not out.exists() and not list(tmp_path.glob(".*"))
-
-
 def test_the_fused_step_takes_an_updates_batches(data: Sequences) -> None:
     """On a GPU an update is fused: the same batches, of the new windows and the drawn ones."""
     config = tiny("model.dropout=0", "model.max_len=4", "train.batch=4")
@@ -565,52 +392,6 @@ def test_the_fused_step_takes_an_updates_batches(data: Sequences) -> None:
         assert tokens.items_T[tokens.items_T != 0].tolist() == batch.items[valid].tolist()
     for step in range(feed.steps):
         assert bool(fused(0, step, step).loss.isfinite())
-
-
-@pytest.mark.parametrize(("signum", "ended"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_update_can_be_started_again(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, ended: int
-) -> None:
-    """Also with a dataset beside the run, which is whole before the network learns."""
-    whole, new = tmp_path / "whole", write_parquet(tmp_path / "new.parquet", NEW)
-    arguments = command(run, new, tmp_path / "out", "--steps", 1, "--data-out", whole)
-
-    def stop(*_: Any) -> None:
-        assert (whole / "meta.json").is_file()
-        if signum == signal.SIGINT:
-            raise KeyboardInterrupt  # the signal itself does nothing where tests run in the background of a shell
-        signal.raise_signal(signum)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trope.train.update_run, "update", stop)
-        code, said = invoke(*arguments)
-        assert code == ended and "no run was written" in said
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert sorted(tmp_path.iterdir()) == [new]
-    code, said = invoke(*arguments)
-    assert code == 0 and Sequences.of_run(tmp_path / "out").path == whole, said
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_signal_while_the_run_gets_its_name(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
-) -> None:
-    """Before it has, nothing stays; after it has, run and dataset do, and the command says so."""
-    out, whole, new = tmp_path / "out", tmp_path / "whole", write_parquet(tmp_path / "new.parquet", NEW)
-    take = trope.atomic._take_name
-
-    def take_and_be_asked(partial: Path, path: Path, may_replace: Any) -> None:
-        if path != out or late:
-            take(partial, path, may_replace)
-        if path == out:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(trope.atomic, "_take_name", take_and_be_asked)
-    code, said = invoke(*command(run, new, out, "--steps", 1, "--data-out", whole))
-    assert code == 143 and ("is whole" if late else "no run was written") in said, said
-    assert sorted(tmp_path.iterdir()) == ([new, out, whole] if late else [new])
-    if late:
-        assert Sequences.of_run(out).path == whole
 
 
 def until_test(data: Sequences) -> Tensor:

@@ -89,9 +89,9 @@ def _update(
     from trope.data.extend import extend, read_folder, write_extended
     from trope.data.printable import counted
     from trope.data.sequences import Sequences
-    from trope.data.sources.urls import told
+    from trope.data.sources.urls import shown
     from trope.runs import OWN_DATA
-    from trope.server.store_log import is_store
+    from trope.server.open_store import is_store
     from trope.train.divergence import Diverged
     from trope.train.fit import read_recipe
     from trope.train.step import NothingToLearn
@@ -100,9 +100,9 @@ def _update(
     if data_out is not None:
         _refuse_filled(data_out)
     recipe, old = read_recipe(run), Sequences.of_run(run, data)
-    name, new = told(events), read_new(events, old, run, on_bad, columns)
+    name, new = shown(events), read_new(events, old, run, on_bad, columns)
     # Who asks a server may be anybody, also users that no log has: a number, a session.
-    extended = extend(read_folder(old.path, old.meta), new, name, any_users=is_store(events))
+    extended = extend(read_folder(old.path, old.meta), new, name, users_may_become_text=is_store(events))
     if not extended.added:
         raise ValueError(f"{name} has no event that {old.path} has not; there is nothing to learn")
     place_N = torch.from_numpy(np.ascontiguousarray(extended.place_N))
@@ -151,8 +151,9 @@ def read_new(events: str, old: Sequences, run: Path, on_bad: str, columns: Colum
     from trope.data.extend import read_folder
     from trope.data.folder import META
     from trope.data.sequences import Sequences
-    from trope.data.sources.urls import told
-    from trope.server.store_log import is_store, read_store
+    from trope.data.sources.urls import shown
+    from trope.server.open_store import is_store
+    from trope.server.store_log import read_store
     from trope.train.fit import match_items
 
     if "://" not in events and (Path(events) / META).is_file():
@@ -167,7 +168,7 @@ def read_new(events: str, old: Sequences, run: Path, on_bad: str, columns: Colum
     if is_store(events):
         if given := [option for option, value in columns.items() if value is not None]:
             raise ValueError(
-                f"{told(events)} is a store of `trope serve`, whose columns are known; leave out "
+                f"{shown(events)} is a store of `trope serve`, whose columns are known; leave out "
                 f"--{given[0].replace('_', '-')}"
             )
         return read_store(events, old.baskets is not None, on_bad)

@@ -68,13 +68,13 @@ def read_folder(folder: Path, meta: dict[str, Any]) -> Log:
     return Log(users, items, labels, here["items"], here["times"], here["offsets"], here.get("baskets"), baskets)
 
 
-def extend(old: Log, new: Log, name: str, any_users: bool = False) -> Extended:
+def extend(old: Log, new: Log, name: str, users_may_become_text: bool = False) -> Extended:
     """The old log with the events of the new one that it has not.
 
-    name: of the new log, for messages. any_users: whether text may stand among users that were integers; all become
-    text then.
+    name: of the new log, for messages. users_may_become_text: whether a user that is no integer, among old ones that
+    are, makes all of them text; else it is refused.
     """
-    if any_users and _is_text(new.users) and not _is_text(old.users):
+    if users_may_become_text and _is_text(new.users) and not _is_text(old.users):
         old = old._replace(users=[str(user) for user in old.users])
     if old.baskets_N is not None and new.baskets_N is None:
         raise ValueError(f"the dataset has baskets and {name} has none; say which column has them with --basket-col")

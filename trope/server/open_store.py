@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trope.data.sources.urls import told
-from trope.server.store import Store
+from trope.data.sources.urls import shown
+
+if TYPE_CHECKING:
+    from trope.server.store import Store
+
+_REDIS = ("redis://", "rediss://", "unix://")
+_SQLITE = b"SQLite format 3\0"  # how every such file begins
+
+
+def is_store(where: str) -> bool:
+    """Whether a path or URL may be a store: an SQLite file, or a Redis. It needs none of the server's packages."""
+    if where.startswith(_REDIS):
+        return True
+    path = Path(where)
+    if "://" in where or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE)) == _SQLITE
 
 
 def open_store(where: str | Path, may_create: bool = True) -> Store:
@@ -14,12 +31,12 @@ def open_store(where: str | Path, may_create: bool = True) -> Store:
     may_create: whether a file that is no store yet becomes one.
     """
     text = str(where)
-    if text.startswith(("redis://", "rediss://", "unix://")):
+    if text.startswith(_REDIS):
         from trope.server.redis_store import RedisStore
 
         return RedisStore(text)
     if "://" in text:
-        raise ValueError(f"--store must be a file or a redis:// URL, got {told(text)}")
+        raise ValueError(f"--store must be a file or a redis:// URL, got {shown(text)}")
     from trope.server.sqlite_store import SqliteStore
 
     return SqliteStore(Path(text), may_create)

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 import redis
 
-from trope.data.sources.urls import redacted, told
+from trope.data.sources.urls import redacted, shown
 from trope.server.schema import Event
 from trope.server.store import Past, Stored, StoreError
 
@@ -61,7 +61,7 @@ class RedisStore:
             self.is_durable = self._flushes_always()
         except (redis.RedisError, ValueError, TypeError) as error:  # the latter of an option that there is not
             said = redacted(error, url)
-            raise ValueError(f"cannot open the store {told(url)}: {said}; does Redis run there?") from None
+            raise ValueError(f"cannot open the store {shown(url)}: {said}; does Redis run there?") from None
 
     def _flushes_always(self) -> bool:
         try:

@@ -6,22 +6,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trope.data.sources.urls import shown
+from trope.server.open_store import open_store
+
 if TYPE_CHECKING:
     from trope.data.extend import Log
 
-_SQLITE = b"SQLite format 3\0"  # how every such file begins
 _ROWS = 100_000  # read at once
-
-
-def is_store(where: str) -> bool:
-    """Whether a path or URL may be a store of `trope serve`: an SQLite file, or a Redis."""
-    if where.startswith(("redis://", "rediss://", "unix://")):
-        return True
-    path = Path(where)
-    if "://" in where or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_SQLITE)) == _SQLITE
 
 
 def read_store(where: str, has_baskets: bool, on_bad: str) -> Log:
@@ -30,14 +21,13 @@ def read_store(where: str, has_baskets: bool, on_bad: str) -> Log:
     has_baskets: whether what a user does in one second is one basket. on_bad: at a bad event: fail, or skip.
     """
     from trope.data.new_events import read_events
-    from trope.data.sources.urls import told
 
     asked = {"user_col": "user", "item_col": "item", "time_col": "time", "time_unit": "s"}
     asked |= {"basket_col": "basket"} if has_baskets else {}
     with tempfile.TemporaryDirectory(prefix="trope-") as folder:
         path = Path(folder) / "events.parquet"
         if not write_log(where, path):
-            raise ValueError(f"{told(where)} has no event; there is nothing to learn")
+            raise ValueError(f"{shown(where)} has no event; there is nothing to learn")
         return read_events(str(path), asked, on_bad=on_bad)
 
 
@@ -48,8 +38,6 @@ def write_log(where: str, path: Path) -> int:
     """
     import pyarrow as pa
     from pyarrow import parquet
-
-    from trope.server.open_store import open_store  # needs the server's packages, which `is_store` does not
 
     schema = pa.schema([("user", pa.string()), ("item", pa.string()), ("time", pa.int64()), ("basket", pa.string())])
     store, written, position = open_store(where, may_create=False), 0, 0

@@ -10,7 +10,7 @@ from trope.data.dates import check_format
 from trope.data.sources.description import OTHER_NAMES, Columns, Source
 from trope.data.sources.files import check_columns, find_files, from_files, kind_of
 from trope.data.sources.published import NAMES, named
-from trope.data.sources.urls import shown, told
+from trope.data.sources.urls import shown
 
 SHOP = "calendar-shop"
 
@@ -69,7 +69,7 @@ def resolve(request: Request) -> Source:
 def _resolve(request: Request) -> Source:
     unit = _time(request)
     if request.delimiter is not None and ("://" in request.text or request.raw is not None):
-        raise ValueError(f"--delimiter is for CSV files given by their path, and {told(request.text)} is none")
+        raise ValueError(f"--delimiter is for CSV files given by their path, and {shown(request.text)} is none")
     if "://" in request.text:
         if request.time_format is not None:
             raise ValueError("--time-format is for text in files; cast the table's column to a timestamp")

@@ -14,18 +14,15 @@ _NO_FILES = (":memory:", "md:", "motherduck:")
 _SHORT = 4
 
 
-def shown(url: str) -> str:
-    """The URL without login, query and fragment, for messages and `meta.json`."""
-    scheme, _, rest = url.partition("://")
+def shown(where: str) -> str:
+    """A URL without login, query and fragment, or a path as it is, for messages and `meta.json`."""
+    scheme, separator, rest = where.partition("://")
+    if not separator:
+        return where
     place, *extra = re.split(_EXTRA, rest, maxsplit=1)
     if extra and "@" in extra[0]:  # a "?" in the password, or an "@" in the query: nobody can tell
         return f"{scheme}://..."
     return f"{scheme}://{place.rsplit('@', 1)[-1]}"
-
-
-def told(where: str) -> str:
-    """A path, or what may be shown of a URL."""
-    return shown(where) if "://" in where else where
 
 
 def redacted(error: Exception, url: str) -> str:
