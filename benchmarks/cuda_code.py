@@ -5,32 +5,36 @@ NVRTC comes from a folder, which `make test-compile` fills.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import re
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 import torch
+import triton
 
 Defines = tuple[tuple[str, int], ...]
 
-HEADS: list[Defines] = [(("HEADS", heads),) for heads in (2, 4, 8)]
 BIASES: list[Defines] = [
-    (*heads, ("HAS_POSITION", position), ("HAS_TIME", time))
-    for heads, (position, time) in itertools.product(HEADS, ((1, 1), (1, 0), (0, 1)))
+    (("HEADS", heads), ("HAS_POSITION", position), ("HAS_TIME", time))
+    for heads, (position, time) in itertools.product((2, 4, 8), ((1, 1), (1, 0), (0, 1)))
 ]
 TABLES: list[Defines] = [
     (("WIDTH", width), ("CANDIDATES", 129), ("ROWWISE", rowwise), ("IS_BF16", is_bf16))
     for width, rowwise, is_bf16 in itertools.product((128, 512), (0, 1), (0, 1))
 ]
-MACROS = {"own": TABLES, "sheet": BIASES, "queries": BIASES, "forward": HEADS, "keys": HEADS}
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 def variants(root: Path) -> list[tuple[Path, Defines]]:
-    """Every .cu file of a checkout, with sets of macros that compile to different code."""
+    """Every .cu file of a checkout, with sets of its macros: own.cu is the table's, the others are attention's."""
     sources = sorted((root / "trope" / "kernels").rglob("*.cu"))
-    return [(source, defines) for source in sources for defines in MACROS[source.stem]]
+    return [(source, defines) for source in sources for defines in (TABLES if source.stem == "own" else BIASES)]
 
 
 @contextmanager
@@ -44,6 +48,8 @@ def nvrtc_in(folder: Path) -> Iterator[None]:
     torch.version.cuda, torch.__file__ = "13.0", str(folder / "torch" / "__init__.py")
     try:
         _forget(nvrtc)
+        for part in folder.glob("nvidia/*/lib/libnvrtc-builtins.so*"):
+            ctypes.CDLL(str(part))  # older checkouts do not load it
         yield
     finally:
         torch.version.cuda, torch.__file__ = before
@@ -61,3 +67,13 @@ def machine_code(source: Path, defines: Defines, architecture: str) -> bytes:
     from trope.kernels import nvrtc
 
     return nvrtc._compiled(source, (f"--gpu-architecture={architecture}", *(f"-D{name}={n}" for name, n in defines)))
+
+
+def disassembled(code: bytes) -> dict[str, str]:
+    """The instructions of each kernel in machine code, by the kernel's name."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        text = subprocess.run([CUOBJDUMP, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    found = (part.partition("\n") for part in text.split("Function : ")[1:])
+    return {name.strip(): "\n".join(re.findall(r"/\*[0-9a-f]{4,}\*/ +(.*?);", body)) for name, _, body in found}

@@ -4,9 +4,10 @@ python benchmarks/same_kernels.py --code OLD --out before.json
 python benchmarks/same_kernels.py --code . --out after.json --against before.json
 
 A refactoring of trope/kernels must print "the same kernels". Of Triton, launches, their grids and the PTX (without line
-numbers and the kernel's name) are equal. With TROPE_NVRTC=build/nvrtc-VERSION (`make test-compile`) the machine code of
-every .cu file is equal, too. Tensors are on the CPU and nothing is run, so results are not compared; the tests do that.
-Takes two minutes. tests/test_kernels_compile.py runs it, so that a kernel which no GPU can have does not land.
+numbers and the kernel's name) are equal. With TROPE_NVRTC=build/nvrtc-VERSION (`make test-compile`) the instructions of
+every kernel in CUDA C++ are equal, too, whichever file it is in. Tensors are on the CPU and nothing is run, so results
+are not compared; the tests do that. Takes two minutes. tests/test_kernels_compile.py runs it, so that a kernel which no
+GPU can have does not land.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cuda_code import machine_code, nvrtc_in, variants
+from cuda_code import disassembled, machine_code, nvrtc_in, variants
 
 SHARED_BYTES = 232_448  # of a program on a Hopper GPU; a launch that asks for more fails, and only there
 SKIPPED = re.compile(r"(?m)^\s*//.*$")  # comments, and with them the path of the source
@@ -219,11 +220,14 @@ def launch_everything() -> None:
 
 
 def compile_cuda(root: Path, folder: Path, launches: list[list[Any]]) -> None:
-    """Write down every .cu file in each of its variants, compiled by the NVRTC in a folder."""
+    """Write down every kernel in CUDA C++ in each of its variants, compiled by the NVRTC in a folder."""
+    found: list[list[Any]] = []
     with nvrtc_in(folder):
         for source, defines in variants(root):
-            code = machine_code(source, defines, "sm_90")
-            launches.append([source.name, defines, hashlib.sha256(code).hexdigest()])
+            for name, code in disassembled(machine_code(source, defines, "sm_90")).items():
+                assert code, f"no instruction of {name} was found"
+                found.append([name, defines, hashlib.sha256(code.encode()).hexdigest()])
+    launches += sorted(found)
 
 
 def main() -> None:
@@ -243,15 +247,16 @@ def main() -> None:
     kernels = len({name for name, _, _ in launches})
     print(f"{len(launches)} launches of {kernels} kernels, Triton {triton.__version__}")
     if "TROPE_NVRTC" in os.environ:
+        before = len(launches)
         compile_cuda(arguments.code.resolve(), Path(os.environ["TROPE_NVRTC"]).resolve(), launches)
-        print(f"and {sum(name.endswith('.cu') for name, _, _ in launches)} files and variants in CUDA C++")
+        print(f"and {len(launches) - before} variants of kernels in CUDA C++")
     arguments.out.write_text(json.dumps(launches, indent=0))
     if arguments.against is None:
         return
-    before, launches = (json.loads(path.read_text()) for path in (arguments.against, arguments.out))
-    changed = sorted({old[0] for old, new in zip(before, launches, strict=False) if old[1:] != new[1:]})
-    if len(before) != len(launches):
-        sys.exit(f"{len(before)} launches before, {len(launches)} now")
+    earlier, launches = (json.loads(path.read_text()) for path in (arguments.against, arguments.out))
+    changed = sorted({old[0] for old, new in zip(earlier, launches, strict=False) if old[1:] != new[1:]})
+    if len(earlier) != len(launches):
+        sys.exit(f"{len(earlier)} launches before, {len(launches)} now")
     if changed:
         sys.exit("compiled or launched differently: " + ", ".join(changed))
     print("the same kernels")

@@ -17,8 +17,6 @@ from torch import Tensor
 from training import one_thread, tiny
 from updates import LAST, NEW, ROWS, command, data, run, updated
 
-import trope.atomic
-import trope.server.open_store
 import trope.train.pulse
 import trope.train.update
 import trope.train.update_run

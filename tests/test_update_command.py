@@ -14,9 +14,6 @@ from training import one_thread
 from updates import LAST, NEW, ROWS, command, data, run, updated
 
 import trope.atomic
-import trope.server.open_store
-import trope.train.pulse
-import trope.train.update
 import trope.train.update_run
 from trope.data.sequences import Sequences
 

@@ -13,11 +13,7 @@ from test_fit import invoke
 from training import one_thread
 from updates import LAST, NEW, ROWS, command, data, run, updated
 
-import trope.atomic
 import trope.server.store_log
-import trope.train.pulse
-import trope.train.update
-import trope.train.update_run
 from trope.cli.update import read_new
 from trope.data.extend import extend, read_folder
 from trope.data.protocols import Protocol
