@@ -42,7 +42,8 @@ def ranks() -> str:
     """Several processes against one, on a CPU."""
     found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())
     lines = [
-        [row["model"], ", ".join(row["settings"]) or "defaults", str(row["ranks"]), str(row["steps"]),
+        [row["model"] + row["silu_for_relu"] * ", SiLU for ReLU", ", ".join(row["settings"]) or "defaults",
+         str(row["ranks"]), str(row["steps"]),
          *(f"{row[f'{what}_difference{dtype}']:.1e}" for dtype in ("", "_float64") for what in ("loss", "table")),
          f"{row['ranks_that_differ']} of {row['positives']}",
          f"{row['ranks_that_differ_with_equal_weights']} of {row['positives']}"]
