@@ -12,7 +12,7 @@ import torch
 from data_logs import prepared, random_log, write_parquet
 from typer.testing import CliRunner
 
-from trope import environment
+from trope import devices, environment
 from trope.cli.main import app
 from trope.serve.recommender import Recommender
 from trope.server.worker import Worker
@@ -38,17 +38,17 @@ def test_a_device_that_models_cannot_run_on_is_refused() -> None:
         with pytest.raises(
             ValueError, match=rf"device must be .*, got '{device}': trope runs on CPUs and on CUDA GPUs"
         ):
-            environment.choose_device(device)
+            devices.choose_device(device)
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert environment.choose_device("cuda:1") == torch.device("cuda:1")
+    assert devices.choose_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(
         ValueError, match=r"device cuda:2 was asked for, but torch finds 2 GPUs; they count from cuda:0"
     ):
-        environment.choose_device("cuda:2")
+        devices.choose_device("cuda:2")
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ def test_whoever_ranks_makes_its_gpu_the_current_one(current: list[str]) -> None
     class Ranks:
         device = torch.device("cuda:1")
 
-        @environment.on_own_gpu
+        @devices.on_own_gpu
         def where(self, word: str, *, end: str) -> str:
             return word + current[-1] + end
 
     assert Ranks().where("on ", end=".") == "on cuda:1." and current == ["cuda:0"]
-    guarded = environment.on_own_gpu(len).__code__
+    guarded = devices.on_own_gpu(len).__code__
     for method in (
         Recommender._rank,
         Recommender.rank_moments,

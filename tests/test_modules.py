@@ -4,9 +4,11 @@ import copy
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 from conftest import SECONDS, draw_times
+from torch import nn
 
 from trope import IndexRoPE, TORoPE, TRoPE, frequency_bank, frequency_parameters
 from trope.kernels import backend as backend_module
@@ -276,20 +278,74 @@ def test_a_cast_behind_its_back_is_refused() -> None:
     TRoPE(8).to(torch.bfloat16)(q, q, times)
 
 
-def test_made_without_values_and_loaded() -> None:
-    """On the device meta, as Transformers and FSDP make modules."""
+SPAN = (1_500_000_000, 1_520_000_000)
+MADE = {
+    "trope": lambda: TRoPE(8, time_span=SPAN),
+    "calendar": lambda: TRoPE(8, bank="calendar", time_span=SPAN),
+    "torope": lambda: TORoPE(8),
+    "index": lambda: IndexRoPE(8),
+    "readout": lambda: TimeReadout(8, SPAN),
+}
+
+
+def arguments(module: nn.Module) -> tuple[torch.Tensor, ...]:
     times = torch.tensor([[1_500_000_000, 1_510_000_000]])
-    q = torch.randn(1, 2, 1, 8)
-    for bank in ("geometric", "calendar"):
-        made = TRoPE(8, bank=bank, time_span=(1_500_000_000, 1_520_000_000))
-        with torch.device("meta"):
-            empty = TRoPE(8, bank=bank)
-        loaded = empty.to_empty(device="cpu")
-        loaded.load_state_dict(made.state_dict())
-        assert all(torch.equal(a, b) for a, b in zip(loaded(q, q, times), made(q, q, times), strict=True))
-    made = TimeReadout(8, (1_500_000_000, 1_520_000_000))
+    q = torch.randn(1, 2, 1, 8, generator=torch.Generator().manual_seed(0))
+    return (q[0, :, 0], times[0]) if isinstance(module, TimeReadout) else (q, q, times)
+
+
+def same(one: object, other: object) -> bool:
+    one, other = (x if isinstance(x, tuple) else (x,) for x in (one, other))
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("kind", MADE)
+def test_made_without_values_and_loaded(kind: str, assign: bool) -> None:
+    """On the device meta, as Transformers and FSDP make modules."""
+    made = MADE[kind]()
     with torch.device("meta"):
-        empty = TimeReadout(8, (1_400_000_000, 1_420_000_000))
-    loaded = empty.to_empty(device="cpu")
-    loaded.load_state_dict(made.state_dict())
-    assert torch.equal(loaded(q[0, :, 0], times[0]), made(q[0, :, 0], times[0]))
+        empty = MADE[kind]()
+    if not assign:
+        empty = empty.to_empty(device="cpu")
+        for buffer in empty.buffers():  # what is in memory by chance
+            buffer.fill_(-1)
+    empty.load_state_dict(made.state_dict(), assign=assign)
+    assert not any(x.is_meta for x in (*empty.parameters(), *empty.buffers()))
+    assert same(empty(*arguments(empty)), made(*arguments(made)))
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_called_with_plain_tensors_for_its_parameters(kind: str) -> None:
+    """As FSDP, DataParallel and torch.func put there."""
+    made = MADE[kind]()
+    state = {name: x.detach() + 0.1 for name, x in made.named_parameters()}
+    replaced = torch.func.functional_call(made, state, arguments(made))
+    made.load_state_dict({**made.state_dict(), **state})
+    assert same(replaced, made(*arguments(made)))
+
+
+def test_weights_loaded_in_inference_mode_are_used() -> None:
+    with torch.inference_mode():
+        one, other = TRoPE(8, time_span=SPAN), TRoPE(8, time_span=(1_400_000_000, 1_520_000_000))
+        one(*arguments(one))  # forms what it keeps
+        one.load_state_dict(other.state_dict())
+        assert same(one(*arguments(one)), other(*arguments(other)))
+
+
+def test_shared_coefficients_are_in_the_optimiser_once() -> None:
+    layers = nn.ModuleList([TRoPE(8, share_alpha=True), TRoPE(8, share_alpha=True)])
+    layers[1].delta_q = layers[0].delta_q
+    assert len(list(frequency_parameters(layers))) == 1
+
+
+def test_numbers_that_are_no_sizes_are_refused() -> None:
+    for wrong in (8.0, "8"):
+        with pytest.raises(ValueError, match="head_dim must be a whole number"):
+            TRoPE(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="width must be a whole number"):
+        TimeReadout(8.0, SPAN)  # type: ignore[arg-type]
+    assert TimeReadout(np.int64(16), np.array(SPAN)).turn.head_dim == TimeReadout(16, SPAN).turn.head_dim  # type: ignore[arg-type]
+    for span in ((1, 2, 3), (1,), None):
+        with pytest.raises(ValueError, match="time_span must be two whole Unix seconds"):
+            TimeReadout(8, span)  # type: ignore[arg-type]

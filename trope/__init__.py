@@ -1,32 +1,38 @@
 """trope: rotary position embedding by wall-clock time, and the recommenders built on it."""
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from trope.environment import __version__
-from trope.rotary import (
-    IndexRoPE,
-    TimeReadout,
-    TORoPE,
-    TRoPE,
-    frequency_bank,
-    frequency_parameters,
-    query_times,
-)
+
+if TYPE_CHECKING:
+    from trope.models.recommender import SequentialRecommender
+    from trope.rotary import (
+        IndexRoPE,
+        TimeReadout,
+        TORoPE,
+        TRoPE,
+        frequency_bank,
+        frequency_parameters,
+        query_times,
+    )
+    from trope.serve.recommender import Recommender
 
 __all__ = [
     "IndexRoPE", "Recommender", "SequentialRecommender", "TORoPE", "TRoPE", "TimeReadout", "__version__",
     "frequency_bank", "frequency_parameters", "query_times",
 ]  # fmt: skip
+_ELSEWHERE = {"Recommender": "trope.serve.recommender", "SequentialRecommender": "trope.models.recommender"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load the recommender on first use: `import trope` is for the encoding, and loads torch and numpy alone."""
-    if name == "Recommender":
-        from trope.serve.recommender import Recommender
+    """Load a name on first use: the encoding needs no model, and `trope --help` not even torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'trope' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "trope.rotary")), name)
+    globals()[name] = value
+    return value
 
-        return Recommender
-    if name == "SequentialRecommender":
-        from trope.models.recommender import SequentialRecommender
 
-        return SequentialRecommender
-    raise AttributeError(f"module 'trope' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

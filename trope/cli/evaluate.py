@@ -31,7 +31,7 @@ def evaluate(
 
     The ranks are kept in the run folder, for `trope compare`.
     """
-    from trope import environment
+    from trope import devices, environment
     from trope.data.sequences import Sequences
     from trope.data.stream import Stream, parse_bytes
     from trope.evaluate import saved_ranks
@@ -55,7 +55,7 @@ def evaluate(
     config = _configure(run / CONFIG, settings or [])
     if split == "valid" and config.train.refit:
         typer.secho(f"trope: {run} was refitted on the validation events (train.refit): it has seen them", err=True)
-    chosen = environment.choose_device(device)
+    chosen = devices.choose_device(device)
     model, store = model.to(chosen), store.to(chosen)
     max_len = config.model.max_len
     watched = sys.stderr.isatty()  # a file of bars is of no use

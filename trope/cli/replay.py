@@ -64,7 +64,7 @@ def _replay(
 ) -> None:
     from rich.console import Console
 
-    from trope import environment
+    from trope import devices, environment
     from trope.data.printable import printable
     from trope.experiments.replay import METRICS, RETRAIN, UPDATE, Replay, recipe_name
     from trope.experiments.replay_report import finding, summarise, to_markdown, to_table
@@ -72,7 +72,7 @@ def _replay(
     from trope.times import say_minute
     from trope.train.divergence import Diverged
 
-    chosen = environment.choose_device(device)
+    chosen = devices.choose_device(device)
     with RunLock() as lock:
         try:
             run = like or _train(data, out, every, asked, device, progress)

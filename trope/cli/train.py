@@ -117,7 +117,7 @@ def resolve_config(
     run: a run to resume; its config is the base where neither a model nor a file is given.
     """
     from trope import runs as run_folder
-    from trope.environment import choose_device
+    from trope.devices import choose_device
     from trope.experiments.config_file import config_of_file, unnamed_model
     from trope.experiments.sizes import choose_sizes, without
     from trope.experiments.variants import configure

@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trope.data.sequences import EvalBatch, Sequences
-from trope.environment import current_gpu
+from trope.devices import current_gpu
 from trope.evaluate.live import CountedScorer, Counting, LiveScorer, users_at_a_time
 from trope.evaluate.metrics import Floats, Ints, Places, average, per_user
 from trope.evaluate.ranking import Cells, TileScores, check_finite, count_places, dot_scores

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from trope.data.sequences import Sequences
-from trope.environment import choose_device
+from trope.devices import choose_device
 from trope.evaluate.metrics import Floats
 from trope.experiments.advice import advice
 from trope.experiments.live_table import LiveTable

@@ -1,6 +1,8 @@
 """The paper: rotary encodings by time. Read `trope.py` first; torch and nothing else is imported below here.
 
-trope.py      TRoPE, and the time each query looks from
+trope.py      TRoPE
+shift.py      the time each query looks from
+banks.py      time constants of the planes
 readout.py    TimeReadout: the network's output rotated by the request time
 baselines.py  TO-RoPE and index RoPE, with the same interface
 base.py       what the encodings share: shapes, checks, casts, cos and sin tables

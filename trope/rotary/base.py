@@ -38,7 +38,8 @@ class Rotary(nn.Module, ABC):
         self, head_dim: int, rotary_dim: int | None, layout: Layout, backend: Backend, check_values: bool
     ) -> None:
         super().__init__()
-        rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        head_dim = checks.check_whole("head_dim", head_dim)
+        rotary_dim = head_dim if rotary_dim is None else checks.check_whole("rotary_dim", rotary_dim)
         if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
             raise ValueError(
                 f"rotary_dim must be even and between 2 and head_dim = {head_dim}, got {rotary_dim}; "
@@ -48,6 +49,7 @@ class Rotary(nn.Module, ABC):
         checks.check_choice("backend", backend, ("auto", "torch", "triton"))
         self.head_dim, self.rotary_dim, self.planes = head_dim, rotary_dim, rotary_dim // 2
         self.layout, self.backend, self.check_values = layout, backend, check_values
+        self.register_load_state_dict_post_hook(_form_again)
 
     @abstractmethod
     def coordinates(
@@ -63,6 +65,22 @@ class Rotary(nn.Module, ABC):
     @abstractmethod
     def frequencies(self) -> tuple[Tensor, Tensor]:
         """How fast each plane of the queries and of the keys turns: signed turns per unit, float64 [C, P]."""
+
+    def _form_constants(self) -> Tensor | None:
+        """What follows from the settings and from the time span that a checkpoint brings along, float64."""
+        return None
+
+    def _keep_constants(self) -> None:
+        """Form the constants and keep them, outside of checkpoints. An int64 buffer holds float64 bit for bit: it
+        survives .half() and devices without float64."""
+        constants = self._form_constants()
+        if constants is not None:
+            set_constant(self, "_constant_bits", constants.view(torch.int64))
+
+    def _constants(self) -> Tensor:
+        """What `_form_constants` gave; on the CPU where the device has no float64 (Apple MPS)."""
+        bits = self.get_buffer("_constant_bits")
+        return (bits.cpu() if bits.device.type == "mps" else bits).view(torch.float64)
 
     def paper_phase(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """For the paper's FP32 arithmetic: alpha_q [1, P], signed alpha_k [1, P] and beta [P], float32."""
@@ -194,6 +212,21 @@ def float64(x: Tensor) -> Tensor:
     return x.cpu().double() if x.device.type == "mps" else x.double()
 
 
-def from_bits(bits: Tensor) -> Tensor:
-    """float64 constants out of an int64 buffer, which keeps them through .half() and on devices without float64."""
-    return (bits.cpu() if bits.device.type == "mps" else bits).view(torch.float64)
+def set_constant(module: nn.Module, name: str, value: Tensor) -> None:
+    """Fill a buffer that no checkpoint holds, in place: a captured CUDA graph reads it where it is.
+
+    A module made on the device meta has no place yet. The buffer then comes to where the checkpoint's tensors are.
+    """
+    kept = module._buffers.get(name)
+    if kept is not None and not kept.is_meta:
+        kept.copy_(value)
+        return
+    tensors = (*module.parameters(), *module.buffers())
+    device = next((x.device for x in tensors if not x.is_meta), value.device)
+    module.register_buffer(name, value.to(device), persistent=False)
+
+
+def _form_again(module: nn.Module, _: object) -> None:
+    """After a checkpoint was loaded."""
+    assert isinstance(module, Rotary)
+    module._keep_constants()

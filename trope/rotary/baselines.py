@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trope.kernels import Backend
 from trope.rotary import checks
-from trope.rotary.base import Layout, Rotary, event_index, float64, from_bits
+from trope.rotary.base import Layout, Rotary, event_index, float64
 
 UNITS = {"seconds": 1.0, "hours": 3_600.0, "days": 86_400.0}
 EPOCH = (
@@ -55,18 +55,21 @@ class TORoPE(Rotary):
         checks.check_choice("unit", unit, tuple(UNITS))
         if not 0 <= time_share <= 1:
             raise ValueError(f"time_share must lie between 0 and 1, got {time_share}")
-        self.time_share, self.unit = time_share, unit
-        timed = round(time_share * self.planes)
-        # Turns per second and turns per step with both gains at 1, float64 [2, P], kept bit for bit as in TRoPE.
-        ladders = torch.zeros(2, self.planes, dtype=torch.float64)
-        ladders[0, :timed] = _ladder(time_base, timed) / UNITS[unit]
-        ladders[1, timed:] = _ladder(index_base, self.planes - timed)
-        self.register_buffer("_ladder_bits", (ladders / (2 * math.pi)).view(torch.int64), persistent=False)
+        self.time_share, self.unit, self.index_base, self.time_base = time_share, unit, index_base, time_base
+        self._keep_constants()
         gains = torch.ones(2)  # time, index
         if learnable:
             self.gains = nn.Parameter(gains)
         else:
             self.register_buffer("gains", gains)
+
+    def _form_constants(self) -> Tensor:
+        """Turns per second and turns per step with both gains at 1, float64 [2, P]."""
+        timed = round(self.time_share * self.planes)
+        ladders = torch.zeros(2, self.planes, dtype=torch.float64)
+        ladders[0, :timed] = _ladder(self.time_base, timed) / UNITS[self.unit]
+        ladders[1, timed:] = _ladder(self.index_base, self.planes - timed)
+        return ladders / (2 * math.pi)
 
     def coordinates(
         self, shape: torch.Size, times: Tensor | None, lengths: Tensor | None, t_now: Tensor | None,
@@ -81,7 +84,7 @@ class TORoPE(Rotary):
         return coords, coords
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
-        freqs = float64(self.gains)[:, None] * from_bits(self.get_buffer("_ladder_bits"))
+        freqs = float64(self.gains)[:, None] * self._constants()  # Remark 2
         return freqs, freqs
 
 
@@ -103,21 +106,25 @@ class IndexRoPE(Rotary):
         backend: Backend = "auto",
     ) -> None:
         super().__init__(head_dim, rotary_dim, layout, backend, check_values=False)
-        turns = _ladder(base, self.planes)[None] / (2 * math.pi)
-        self.register_buffer("_turn_bits", turns.view(torch.int64), persistent=False)
+        self.base = base
+        self._keep_constants()
+
+    def _form_constants(self) -> Tensor:
+        """Turns per step, float64 [1, P]."""
+        return _ladder(self.base, self.planes)[None] / (2 * math.pi)
 
     def coordinates(
         self, shape: torch.Size, times: Tensor | None, lengths: Tensor | None, t_now: Tensor | None,
         offsets: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        index = event_index(shape, offsets, self.get_buffer("_turn_bits").device)
+        index = event_index(shape, offsets, self.get_buffer("_constant_bits").device)
         return self.coordinates_at(index, index, index)
 
     def coordinates_at(self, times: Tensor, query_times: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         return index[None], index[None]
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
-        freqs = from_bits(self.get_buffer("_turn_bits"))
+        freqs = self._constants()
         return freqs, freqs
 
     def check_call(

@@ -7,8 +7,11 @@ host synchronisations on a GPU), not while torch compiles, exports or captures a
 from __future__ import annotations
 
 import math
+import operator
 import warnings
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -37,11 +40,19 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_span(span: tuple[int, int]) -> tuple[int, int]:
+def check_whole(name: str, value: SupportsIndex) -> int:
+    """A whole number, of Python or of NumPy."""
+    if not isinstance(value, SupportsIndex):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    return operator.index(value)
+
+
+def check_span(span: Iterable[float]) -> tuple[int, int]:
     """The first and last time of the data, as whole seconds, last after first."""
-    if not all(math.isfinite(end) for end in span):
-        raise ValueError(f"time_span must be two whole Unix seconds, got {tuple(span)}; drop events without a time")
-    first, last = int(span[0]), int(span[1])
+    ends = list(span) if isinstance(span, Iterable) else []
+    if len(ends) != 2 or not all(math.isfinite(end) for end in ends):
+        raise ValueError(f"time_span must be two whole Unix seconds, got {span!r}; drop events without a time")
+    first, last = int(ends[0]), int(ends[1])
     if first >= last:
         raise ValueError(f"time_span must be (first, last) with first < last, Unix seconds, got ({first}, {last})")
     if last > LATEST_TIME:

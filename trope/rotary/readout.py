@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from trope.kernels.readout import Curve, add_turned
 from trope.rotary import checks
+from trope.rotary.base import set_constant
 from trope.rotary.trope import TRoPE
 
 # Time constants, as parts of the training data's time span T: periods from 2 pi T / 500, an eightieth of it, to pi T.
@@ -51,7 +52,8 @@ class TimeReadout(nn.Module):
         until: int | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(width, int) or width < 2 or not 0 < share <= 1:
+        width = checks.check_whole("width", width)
+        if width < 2 or not 0 < share <= 1:
             raise ValueError(f"a readout needs a width of 2 at least and a share in (0, 1], got {width} and {share}")
         first, last = checks.check_span(time_span)
         self.width, self.check_values, self.until = width, check_values, until
@@ -62,8 +64,6 @@ class TimeReadout(nn.Module):
             alpha_init="ones", beta_min=(last - first) / FASTEST, beta_max=(last - first) / SLOWEST,
             check_values=False,
         )  # fmt: skip
-        for end in ("earliest", "latest"):
-            self.register_buffer(end, torch.zeros((), dtype=torch.int64), persistent=False)
         self.register_load_state_dict_post_hook(_follow_span)
         _follow_span(self)
 
@@ -125,6 +125,6 @@ def _follow_span(module: nn.Module, _: object = None) -> None:
         return
     span = int(module.turn.get_buffer("span"))
     module.turn.set_bank(span / FASTEST, span / SLOWEST)
-    module.get_buffer("earliest").fill_(-(span // 2))
     until = 0 if module.until is None else module.until - int(module.turn.get_buffer("t0"))
-    module.get_buffer("latest").fill_(max(span - span // 2, until))
+    set_constant(module, "earliest", torch.tensor(-(span // 2)))
+    set_constant(module, "latest", torch.tensor(max(span - span // 2, until)))

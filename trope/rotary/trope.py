@@ -22,7 +22,7 @@ from trope.kernels import Backend
 from trope.kernels.silu_rotate import Turns
 from trope.rotary import checks
 from trope.rotary.banks import calendar_bank, frequency_bank
-from trope.rotary.base import Layout, Rotary, event_index, float64, from_bits
+from trope.rotary.base import Layout, Rotary, event_index, float64
 from trope.rotary.shift import shifted_times
 
 # Without a given time span T-RoPE is conditioned for events from 2000 to 2030: wide enough for any real log, so that
@@ -109,14 +109,13 @@ class TRoPE(Rotary):
         self.shared = share_alpha or bank == "calendar"
 
         if conditioning == "span":
-            first, last = checks.check_span(time_span or (NEUTRAL_INDEX_SPAN if by_index else NEUTRAL_SPAN))
+            neutral = NEUTRAL_INDEX_SPAN if by_index else NEUTRAL_SPAN
+            first, last = checks.check_span(neutral if time_span is None else time_span)
             self.register_buffer("t0", torch.tensor((first + last) // 2))
             self.register_buffer("span", torch.tensor(last - first))
         elif time_span is not None:
             raise ValueError('conditioning="paper" uses times as they are and takes no time_span; leave it out')
-        # float64 constants live in an int64 buffer, bit for bit: that survives .half() and devices without float64.
-        self.register_buffer("_bank_bits", self._bank().view(torch.int64), persistent=False)
-        self.register_load_state_dict_post_hook(_rebuild_bank)
+        self._keep_constants()
         for side, present in (("q", rotate_query or self.shared), ("k", rotate_key and not self.shared)):
             if present:
                 alpha = torch.ones(self.learned) if alpha_init == "ones" else torch.randn(self.learned)
@@ -130,7 +129,7 @@ class TRoPE(Rotary):
         if self.learnable:
             self.register_parameter(f"delta_{side}", nn.Parameter(torch.zeros_like(alpha)))
 
-    def _bank(self) -> Tensor:
+    def _form_constants(self) -> Tensor:
         """beta, 2 pi beta and d alpha / d delta of every plane, float64 [3, P]: constants, so that no exporter rounds
         a literal 2 pi to float32 and no step divides again."""
         span = math.inf
@@ -151,10 +150,7 @@ class TRoPE(Rotary):
     def set_bank(self, beta_min: float, beta_max: float) -> None:
         """Another range of the frequency bank, seconds."""
         self.beta_min, self.beta_max = beta_min, beta_max
-        self.get_buffer("_bank_bits").copy_(self._bank().view(torch.int64))
-
-    def _constants(self) -> Tensor:
-        return from_bits(self.get_buffer("_bank_bits"))
+        self._keep_constants()
 
     @property
     def betas(self) -> Tensor:
@@ -174,11 +170,16 @@ class TRoPE(Rotary):
     def _own_alpha(self, side: str) -> Tensor:
         """The coefficients of one side that have values of their own, float64."""
         if self.conditioning == "paper" and self.learnable:
-            return float64(self.get_parameter(f"alpha_{side}"))
+            return float64(self._coefficients("alpha", side))
         alpha = float64(self.get_buffer(f"alpha0_{side}"))
         if not self.learnable:
             return alpha
-        return alpha + self._constants()[2][: len(alpha)] * float64(self.get_parameter(f"delta_{side}"))
+        return alpha + self._constants()[2][: len(alpha)] * float64(self._coefficients("delta", side))
+
+    def _coefficients(self, name: str, side: str) -> Tensor:
+        """A learned parameter; FSDP and torch.func put plain tensors in its place, which get_parameter refuses."""
+        coefficients: Tensor = getattr(self, f"{name}_{side}")
+        return coefficients
 
     def _signed_alpha(self) -> tuple[Tensor, Tensor]:
         """Query and key coefficients with the key's direction: conjugate planes turn by the negative angle."""
@@ -190,7 +191,8 @@ class TRoPE(Rotary):
         return alpha_q, torch.cat((alpha_k[: self.learned], -alpha_k[self.learned :]))
 
     def frequencies(self) -> tuple[Tensor, Tensor]:
-        """alpha / (2 pi beta) of the query planes and, signed, of the key planes: turns per second, float64 [1, P]."""
+        """alpha / (2 pi beta) of the query planes and, signed, of the key planes (eq. learnable): turns per second,
+        float64 [1, P]."""
         alpha_q, alpha_k = self._signed_alpha()
         periods = self._constants()[1]
         return (alpha_q / periods)[None], (alpha_k / periods)[None]
@@ -200,8 +202,8 @@ class TRoPE(Rotary):
         if not self.is_linear:
             return super().turns()
         name = "alpha" if self.conditioning == "paper" else "delta"
-        deltas_q: Tensor = self.get_parameter(f"{name}_q")
-        deltas_k = deltas_q if self.shared else self.get_parameter(f"{name}_k")
+        deltas_q = self._coefficients(name, "q")
+        deltas_k = deltas_q if self.shared else self._coefficients(name, "k")
         freqs_q, freqs_k, slopes_q, slopes_k, origin = self._linear()
         return Turns(freqs_q, freqs_k, slopes_q, slopes_k, deltas_q, deltas_k, origin)
 
@@ -209,17 +211,17 @@ class TRoPE(Rotary):
     def is_linear(self) -> bool:
         """Whether every frequency is a constant plus a constant times its own coefficient, in both directions."""
         is_learned = self.learnable and self.bank == "geometric" and self.rotate_query and self.rotate_key
-        return is_learned and self.phase == "exact" and self.get_buffer("_bank_bits").device.type != "mps"
+        return is_learned and self.phase == "exact" and self.get_buffer("_constant_bits").device.type != "mps"
 
     def _linear(self) -> tuple[Tensor, ...]:
         """Frequencies of query and key where the coefficients are 0, what a unit of one adds, float64 [1, P]; and the
         origin, 1970 where there is no conditioning."""
-        if torch.compiler.is_compiling():  # a traced tensor has no address
+        buffers = [x for x in self._buffers.values() if x is not None]
+        # A traced tensor has no address, one of inference mode no version.
+        if torch.compiler.is_compiling() or any(x.is_inference() for x in buffers):
             return self._form_linear()
         # They change when a checkpoint is loaded or the module moves; in between they are not worth a dozen launches.
-        # A tensor of inference mode has no version, and nothing outside of it writes to one.
-        buffers = [x for x in self._buffers.values() if x is not None]
-        key = [(x.data_ptr(), None if x.is_inference() else x._version, x.device) for x in buffers]
+        key = [(x.data_ptr(), x._version, x.device) for x in buffers]
         if self._linear_cache is None or self._linear_cache[0] != key:
             with torch.inference_mode(False), torch.no_grad():  # kept beyond whoever asks first
                 self._linear_cache = (key, self._form_linear())
@@ -236,12 +238,14 @@ class TRoPE(Rotary):
             bases.append((sign * base)[None])
             slopes.append((sign * slope)[None])
         origin = self._buffers.get("t0")
-        return (*bases, *slopes, torch.zeros_like(self.get_buffer("_bank_bits")[0, 0]) if origin is None else origin)
+        if origin is None:
+            origin = torch.zeros_like(self.get_buffer("_constant_bits")[0, 0])
+        return (*bases, *slopes, origin)
 
     def paper_phase(self) -> tuple[Tensor, Tensor, Tensor] | None:
         if self.phase == "exact":
             return None
-        device = self.get_buffer("_bank_bits").device
+        device = self.get_buffer("_constant_bits").device
         alpha_q, alpha_k = self._signed_alpha()
         return alpha_q.float()[None].to(device), alpha_k.float()[None].to(device), self.betas.float().to(device)
 
@@ -282,11 +286,12 @@ class TRoPE(Rotary):
     def _check_own_dtypes(self) -> None:
         """`_apply` keeps dtypes; a library that sets tensors itself (Transformers with dtype=bfloat16) does not."""
         for name, x in (*self._parameters.items(), *self._buffers.items()):
-            whole = name in ("t0", "span", "_bank_bits")
+            whole = name in ("t0", "span", "_constant_bits")
             if x is not None and (x.is_floating_point() if whole else x.dtype in (torch.bfloat16, torch.float16)):
                 raise ValueError(
                     f"{name} of this TRoPE was cast to {x.dtype}, which rotates by other angles; load the model in "
-                    "float32 and cast it with .to(), which leaves TRoPE as it is"
+                    "float32 and cast it with .to(), which leaves TRoPE as it is, or with FSDP2 call fully_shard on "
+                    "each TRoPE first, without a mixed precision"
                 )
 
     def extra_repr(self) -> str:
@@ -296,14 +301,7 @@ class TRoPE(Rotary):
         return f"{super().extra_repr()}, {choices}" + (f", without {', '.join(off)}" if off else "")
 
 
-def _rebuild_bank(module: nn.Module, _: object) -> None:
-    """The calendar bank ends at the time span, which a checkpoint brings along."""
-    assert isinstance(module, TRoPE)
-    module.set_bank(module.beta_min, module.beta_max)
-
-
 def frequency_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     """The learned coefficients of every rotary encoding in a model: give them an optimiser group without decay."""
-    for module in model.modules():
-        if isinstance(module, Rotary):
-            yield from module.parameters(recurse=False)
+    encodings = nn.ModuleList(module for module in model.modules() if isinstance(module, Rotary))
+    yield from encodings.parameters()  # layers that share coefficients have them once

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trope.data.catalogue import Catalogue
 from trope.data.windows import flatten_ranges, last_events, seen_counts
-from trope.environment import choose_device, on_own_gpu
+from trope.devices import choose_device, on_own_gpu
 from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.live import live_scores, users_at_a_time
 from trope.evaluate.ranking import Cells, TopK, check_finite, top_k, top_k_of, users_together

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import torch
 
-from trope.environment import on_own_gpu
+from trope.devices import on_own_gpu
 from trope.server.answers import answer
 from trope.server.metrics import Metrics
 from trope.server.refusal import Refused

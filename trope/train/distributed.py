@@ -17,7 +17,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from trope.environment import choose_device
+from trope.devices import choose_device
 
 T = TypeVar("T")
 _LARGE = 1 << 22  # numbers of a tensor that is worth a message of its own; not tuned

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trope.environment import current_gpu
+from trope.devices import current_gpu
 
 PARENT = "TROPE_PARENT"
 """Names the process that a run must not outlive, by its number, in the environment."""

@@ -1,6 +1,6 @@
 """Rotary encodings with their frequencies as float64 constants, for export.
 
-The encodings keep float64 constants in int64 buffers (`trope.rotary.base.from_bits`). ONNX has no such view, and a
+The encodings keep float64 constants in int64 buffers (`trope.rotary.base.set_constant`). ONNX has no such view, and a
 trained frequency no longer changes, so a program holds the frequencies themselves.
 
 Shape letters: T tokens, P planes, C coordinates, N layers, D head dim.
