@@ -91,6 +91,14 @@ def test_padding_and_jagged_agree_with_each_history_alone(name: str, rng: torch.
 
 
 @pytest.mark.parametrize("name", PRESETS)
+def test_no_histories_have_no_outputs(name: str, rng: torch.Generator) -> None:
+    model = small(name).eval()
+    items, times = (x[:0] for x in histories(2, 6, rng))
+    none = torch.zeros(0, dtype=torch.int64)
+    assert model.encode(items, times, none, none).shape == (0, 6, model.config.model.width)
+
+
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_model_overfits_a_toy_set(name: str, rng: torch.Generator) -> None:
     """50 users: at least 95 % of the training targets ranked first."""
     model = small(name, "model.width=32", "model.head_dim=16", items=200)

@@ -255,6 +255,27 @@ def test_the_events_of_a_history_are_in_order(recommender: Recommender) -> None:
         recommender.rank(histories, np.array([NOW, NOW]))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": np.array([1, 2, 0])},
+        {"items": np.array([1, -1, 2])},
+        {"items": np.array([1, 100_000, 2])},
+        {"items": np.array([1.0, 2.0, 3.0])},
+        {"times": np.array([NOW, NOW, NOW], np.float64)},
+        {"offsets": [0, 3]},
+    ],
+)
+def test_a_history_of_something_else_is_refused(recommender: Recommender, change: dict[str, Any]) -> None:
+    good = Histories(np.array([1, 2, 3]), np.array([NOW, NOW, NOW]), np.array([0, 3]))
+    assert len(recommender.rank(good, np.array([NOW]), k=3).items) == 3
+    said = "items must be 1 .. [0-9]+, got|must be a NumPy array of whole numbers, got (float64|list)"
+    with pytest.raises(ValueError, match=said):
+        recommender.rank(good._replace(**change), np.array([NOW]))
+    with pytest.raises(ValueError, match=said):
+        recommender.rank_moments(good._replace(**change), np.array([[NOW]]))
+
+
 def test_a_diverged_model_is_refused(data: Sequences, run: Path) -> None:
     histories = Histories(np.array([1, 2]), START + np.arange(2), np.array([0, 2]))
     broken = Recommender.from_pretrained(run, device="cpu")

@@ -148,7 +148,7 @@ class IntervalAttention(nn.Module):
         q, k, v = context.padded(self.qkv(x_TE)).chunk(3, dim=-1)
         B, L, E = q.shape
         k, v = k + self.tables.position_keys[:L], v + self.tables.position_values[:L]
-        q, k, v = (part.view(B, L, self.heads, -1).transpose(1, 2) for part in (q, k, v))
+        q, k, v = (part.unflatten(-1, (self.heads, E // self.heads)).transpose(1, 2) for part in (q, k, v))
         r_keys, r_values = (
             table.view(table.shape[0], self.heads, -1).transpose(0, 1)
             for table in (self.tables.interval_keys, self.tables.interval_values)

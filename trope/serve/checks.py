@@ -26,8 +26,19 @@ def check_filled(histories: Histories) -> None:
         raise ValueError("there must be a history, and an event in each; leave users without events out")
 
 
-def check_values(histories: Histories, t_now: npt.NDArray[np.int64] | None) -> None:
-    """Refuse times that are no Unix seconds or that fall within a history."""
+def check_values(histories: Histories, t_now: npt.NDArray[np.int64] | None, num_items: int) -> None:
+    """Refuse items that the model has not, times that are no Unix seconds, and times that fall within a history."""
+    arrays = {"items": histories.items, "times": histories.times, "offsets": histories.offsets, "t_now": t_now}
+    for name, x in arrays.items():
+        if x is not None and (not isinstance(x, np.ndarray) or x.dtype.kind not in "iu"):
+            found = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+            raise ValueError(f"{name} must be a NumPy array of whole numbers, got {found}")
+    foreign = (histories.items < 1) | (histories.items > num_items)
+    if foreign.any():
+        raise ValueError(
+            f"a history's items must be 1 .. {num_items:,}, got {histories.items[foreign][0]}; leave out events where "
+            "`catalogue.dense` gives 0: the model does not know their items"
+        )
     times, offsets = torch.from_numpy(histories.times), torch.from_numpy(histories.offsets)
     moments = None if t_now is None else torch.from_numpy(t_now)
     check_event_values(times, None, offsets, moments, allow_past=True)
