@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bootstrap import paired_bootstrap
 from typer.testing import CliRunner
 
 from trope.cli.main import app
 from trope.evaluate import saved_ranks
 from trope.evaluate.compare import compare_runs, compare_values
 from trope.evaluate.evaluation import EvalResult
-from trope.evaluate.metrics import Places, paired_bootstrap, per_user
+from trope.evaluate.metrics import Places, per_user
 from trope.figures.run_files import NAMES
 from trope.runs import ranks_path, write_json
 

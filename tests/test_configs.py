@@ -234,7 +234,7 @@ def test_a_recipe_is_found_by_what_it_prepares() -> None:
         (('source = "SOURCE"', ""), r"'shop' needs either a source or generated, and not both"),
         (("[[recipe.prepare]]", "[recipe.prepare]"), r"recipe.prepare must be an array of tables; write \[\[recipe"),
         (("[model]", "[recipe.settings]\nholdout = []\n[model]"), r"recipe.settings has unknown names: holdout"),
-        (("[model]", "[recipe.settings]\nloo-strict = 'a'\n[model]"), r"settings.loo-strict must be a list of texts"),
+        (("[model]", "[recipe.settings]\nloo-strict = 'a'\n[model]"), r"settings.loo-strict must be a list"),
         ((SHOP, "[model]\nwidth = 8\n"), r"shop.toml has no \[recipe\] table"),
         ((SHOP, "[recipe]\n[recipe.compare]\nmodels = []\nseeds = 1"), r"recipe prepares nothing; it needs a \[\["),
         ((SHOP, "recipe = 3"), r"recipe must be a table, got 3; write \[recipe\]"),

@@ -58,24 +58,25 @@ def test_no_table_mixes_commits_in_silence(monkeypatch: pytest.MonkeyPatch) -> N
     """The line below a table is made from the runs; a page that has lost it is out of date."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import tables
+    import tables_accuracy
 
     runs = [{"name": name, "environment": {"commit": commit}} for name, commit in (("a", "c" * 12), ("b", "d" * 12))]
-    assert tables.with_commits("| x |", runs) == (
+    assert tables_accuracy.with_commits("| x |", runs) == (
         "| x |\n\nRows come from several commits: a at ccccccc; b at ddddddd."
     )
-    assert tables.with_commits("| x |", runs[:1] * 2) == "| x |"
+    assert tables_accuracy.with_commits("| x |", runs[:1] * 2) == "| x |"
     marker = re.compile(r"\nRows come from several commits: .*\n")
-    trained, number = tables.trained, iter(range(10**6))
+    trained, number = tables_accuracy.trained, iter(range(10**6))
 
     def of_commit(commit: typing.Callable[[], str]) -> typing.Callable[[str], list[dict[str, typing.Any]]]:
         return lambda name: [{**run, "environment": {"commit": commit()}} for run in trained(name)]
 
     for name in ("headline", "globo-news", "ablation-globo-news"):
-        monkeypatch.setattr(tables, "trained", of_commit(lambda: f"{next(number):<012}"))
+        monkeypatch.setattr(tables_accuracy, "trained", of_commit(lambda: f"{next(number):<012}"))
         assert marker.search(f"{tables.TABLES[name]()}\n")
-        monkeypatch.setattr(tables, "trained", of_commit(lambda: "0123456789ab"))
+        monkeypatch.setattr(tables_accuracy, "trained", of_commit(lambda: "0123456789ab"))
         assert not marker.search(f"{tables.TABLES[name]()}\n")
-    monkeypatch.setattr(tables, "trained", trained)
+    monkeypatch.setattr(tables_accuracy, "trained", trained)
     for page in tables.HEADLINE_PAGES:
         text = (ROOT / page).read_text()
         if marker.search(text):

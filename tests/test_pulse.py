@@ -21,6 +21,7 @@ import trope.train.checkpoint
 import trope.train.loop
 import trope.train.pulse
 from trope.data.sequences import Sequences
+from trope.data.views import asked_within
 from trope.evaluate.evaluation import encoder, evaluate
 from trope.evaluate.live import LiveScorer
 from trope.evaluate.some_users import some_users
@@ -239,7 +240,7 @@ def test_the_fit_scores_as_evaluation_does(tmp_path: Path, protocol: str, unit: 
     trope.train.pulse._fill(pulse, weights_W, config.train.temperature)
     views: list[tuple[Sequences, int | None]] = [(data, None)]
     if protocol == "holdout":
-        views = [(data.validated_from(*window), window[1]) for window in trope.train.pulse._windows(data.protocol)]
+        views = [(asked_within(data, *window), window[1]) for window in trope.train.pulse._windows(data.protocol)]
     generator, compared, oldest = torch.Generator().manual_seed(0), 0, 0.0
     for view, until in views:
         users = some_users(view, "valid", 1_000, generator)

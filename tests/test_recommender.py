@@ -25,7 +25,8 @@ from trope.data.printable import printable
 from trope.data.sequences import Sequences
 from trope.models.recommender import SequentialRecommender
 from trope.runs import open_run
-from trope.serve.recommender import Histories, Recommender, long_after
+from trope.serve.long_after import long_after
+from trope.serve.recommender import Histories, Recommender
 from trope.settings import preset
 from trope.times import DAY, say_minute
 

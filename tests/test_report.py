@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bootstrap import paired_bootstrap
 from data_logs import prepared, random_log, write_parquet
 from finished_runs import finish
 from hypothesis import given
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 from trope.cli import main as cli
 from trope.data.printable import printable
 from trope.data.sequences import Sequences
-from trope.evaluate.metrics import paired_bootstrap, per_user
+from trope.evaluate.metrics import per_user
 from trope.evaluate.saved_ranks import load
 from trope.experiments.config_file import common_settings
 from trope.experiments.live_table import LiveTable

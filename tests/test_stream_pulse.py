@@ -25,6 +25,7 @@ from trope.data.folder import BY_TIME, checksum_of, sha256_of, shard_folder
 from trope.data.protocols import Protocol, Splits
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
+from trope.data.views import asked_within
 from trope.evaluate import evaluation
 from trope.evaluate.live import events_before
 from trope.evaluate.some_users import draw_users
@@ -138,7 +139,7 @@ def test_the_same_users_are_drawn(both: Opened) -> None:
     _, data = both
     views = [lambda store: store]
     if data.protocol.name == "holdout":
-        views = [lambda store, end=end: store.validated_from(*end) for end in fitting._windows(data.protocol)]
+        views = [lambda store, end=end: asked_within(store, *end) for end in fitting._windows(data.protocol)]
     drawn = [draw_users(each, views, "valid", 9, torch.Generator().manual_seed(3)) for each in both]
     assert len(drawn[0]) == len(views)
     for (small, mine), (whole, theirs) in zip(*drawn, strict=True):

@@ -43,7 +43,8 @@ def recommend(
     """
     from trope.data.stream import data_of_run
     from trope.runs import read_lineage
-    from trope.serve.recommender import Recommender, long_after
+    from trope.serve.long_after import long_after
+    from trope.serve.recommender import Recommender
     from trope.times import parse_moment
 
     _check_form(user, everyone, out, index)

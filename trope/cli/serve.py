@@ -68,6 +68,7 @@ def serve(
     import uvicorn
 
     from trope.server.app import Options
+    from trope.server.gate import LOOPBACK
     from trope.server.limits import Limits
     from trope.server.logs import Log
     from trope.server.start import start
@@ -91,7 +92,7 @@ def serve(
     listening = _listen(host, port)
     options = Options(
         data=data, device=device, keys=keys, rate=(0.0 if is_local else 200.0) if rate is None else rate,
-        hosts=("127.0.0.1", "localhost", "[::1]", host.lower()) if is_local and not keys else (),
+        hosts=(*LOOPBACK, host.lower()) if is_local and not keys else (),
         watch=Path(run) if watch and experiment is None else None, limits=limits,
     )  # fmt: skip
     begin = None

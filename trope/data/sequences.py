@@ -45,16 +45,6 @@ class Batch(NamedTuple):
     target_times: torch.Tensor  # [B, L]
 
 
-class Jagged(NamedTuple):
-    """A training batch without padding: row b is tokens offsets[b] .. offsets[b+1]."""
-
-    items: torch.Tensor  # [T]
-    times: torch.Tensor  # [T]
-    offsets: torch.Tensor  # [B+1]
-    targets: torch.Tensor  # [T]
-    target_times: torch.Tensor  # [T]
-
-
 class EvalBatch(NamedTuple):
     """Histories, the moment to recommend for, and the items the users then chose (the positives).
 
@@ -171,22 +161,6 @@ class Sequences:
         begins, ends = self.offsets[:-1][is_there], (self.offsets[:-1] + ends_U)[is_there]
         return int(self.times[begins].min()), int(self.times[ends - 1].max())
 
-    def validated_from(self, moment: int, until: int | None = None) -> Sequences:
-        """The same data asked at a later moment of the validation window; for `holdout`.
-
-        Events of the window before `moment` are history then, and those from it on, before `until`, are the positives.
-        """
-        cutoff = self.protocol.t_now("test")
-        assert cutoff is not None, "only a holdout has a window"
-        users = torch.arange(self.num_users, device=self.device)
-        ends = self.valid_end.long()
-        past = torch.minimum(self.count_before(users, moment), ends)
-        if until is not None:
-            ends = torch.minimum(self.count_before(users, until), ends)
-        splits = torch.stack((*(x.to(self.valid_end.dtype) for x in (past, ends)), self.test_start, self.test_end))
-        meta = {**self.meta, "protocol": {"name": "holdout", "cutoff": cutoff, "window": cutoff - moment}}
-        return Sequences(self.path, meta, {**self._tensors, "splits": splits})
-
     @property
     def device(self) -> torch.device:
         """Where batches are cut."""
@@ -266,17 +240,6 @@ class Sequences:
             self.times[targets],
         )
 
-    def training_batch_jagged(self, windows: Windows) -> Jagged:
-        """The batch of some windows as flat tokens and offsets."""
-        places, _, offsets = flatten_ranges(windows.starts, windows.ends - 1)
-        return Jagged(
-            self.items[places].long(),
-            self.times[places],
-            offsets,
-            self.items[places + 1].long(),
-            self.times[places + 1],
-        )
-
     def train_batches(
         self,
         max_len: int,
@@ -354,12 +317,6 @@ class Sequences:
         t_now = self.times[start] if fixed is None else torch.full_like(start, fixed)
         positives, _, offsets = flatten_ranges(start, end)
         return EvalBatch(users, *history, t_now, self.items[positives].long(), self.times[positives], offsets)
-
-    def eval_batches(self, split: str, max_len: int, batch_size: int) -> Iterator[EvalBatch]:
-        """Every user of `valid` or `test`, in order."""
-        users = self.eval_users(split)
-        for first in range(0, len(users), batch_size):
-            yield self.eval_batch(split, users[first : first + batch_size], max_len)
 
     def seen(
         self, split: str, users: torch.Tensor, max_len: int, filter_seen: str

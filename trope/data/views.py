@@ -31,6 +31,18 @@ def validated_from(data: Sequences, start: int, end: int) -> Sequences:
     return data.with_splits(splits, protocol=protocol, time_span=_span(data, past_U))
 
 
+def asked_within(data: Sequences, moment: int, until: int) -> Sequences:
+    """The same data asked at a later moment of a holdout's validation window; what follows before `until` is asked for.
+
+    Events of the window before `moment` are history.
+    """
+    cutoff = data.protocol.t_now("test")
+    assert cutoff is not None, "only a holdout has a window"
+    past_U, ends_U = (torch.minimum(_before(data, each), data.valid_end) for each in (moment, until))
+    splits = torch.stack((past_U, ends_U, data.test_start, data.test_end))
+    return data.with_splits(splits, protocol={"name": "holdout", "cutoff": cutoff, "window": cutoff - moment})
+
+
 def asked_at(data: Sequences, start: int, end: int) -> Sequences:
     """A tick: everybody with an event in [start, end) is asked at `start`, and those events are the test.
 

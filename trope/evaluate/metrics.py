@@ -75,23 +75,6 @@ def average(values: dict[str, Floats]) -> dict[str, float]:
     return {name: float(value.mean()) for name, value in values.items()}
 
 
-def paired_bootstrap(
-    ours: Floats, theirs: Floats, resamples: int = 10_000, seed: int = 0, level: float = 0.95
-) -> Interval:
-    """The mean of `ours - theirs` and its percentile interval when users are drawn again with replacement.
-
-    ours, theirs: [U] or [U, M], the same users in the same order; all metrics share each draw.
-    """
-    if ours.shape != theirs.shape or len(ours) == 0:
-        raise ValueError(f"paired values must be of the same users and metrics, got {ours.shape} and {theirs.shape}")
-    return bootstrap(ours - theirs, resamples, seed, level)
-
-
-def bootstrap(values: Floats, resamples: int = 10_000, seed: int = 0, level: float = 0.95) -> Interval:
-    """The mean over users and its percentile interval; values: [U] or [U, M]."""
-    return interval(values.mean(axis=0), resampled_means(values, resamples, seed), level)
-
-
 def resampled_means(values: Floats, resamples: int = 10_000, seed: int = 0) -> Floats:
     """The mean over each draw of users with replacement, [R] or [R, M].
 
@@ -111,11 +94,9 @@ def resampled_means(values: Floats, resamples: int = 10_000, seed: int = 0) -> F
     return np.concatenate(means)
 
 
-def interval(mean: Floats, draws: Floats, level: float = 0.95) -> Interval:
+def interval(mean: Floats, draws: Floats) -> Interval:
     """The percentile interval of what `resampled_means` drew."""
-    if not 0 < level < 1:
-        raise ValueError(f"a bootstrap needs 0 < level < 1, got {level}")
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(draws, [0.025, 0.975], axis=0)
     return Interval(mean, low, high)
 
 

@@ -26,9 +26,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from trope.experiments.config_file import read_tables, settings_of_file
+from trope.settings import check_type
 
 SOURCE = "SOURCE"
 OWN = Path("configs")
@@ -121,7 +122,7 @@ class Recipe:
         protocols = {each.protocol for each in self.prepare}
         _check_names(self.protocol_settings, protocols, f"{where}.settings")
         for protocol, settings in self.protocol_settings.items():
-            _check_type(settings, "list[str]", f"{where}.settings.{protocol}")
+            check_type(settings, list[str], f"{where}.settings.{protocol}")
 
     @property
     def targets(self) -> list[str]:
@@ -197,9 +198,10 @@ def _tables(tables: dict[str, Any], name: str, where: str) -> list[Any]:
 def _table(kind: type[_Table], values: Any, where: str) -> _Table:
     """A dataclass from a TOML table."""
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    types = get_type_hints(kind)
     _check_names(values, set(known), where)
     for name, value in values.items():
-        _check_type(value, str(known[name].type), f"{where}.{name}")
+        check_type(value, types[name], f"{where}.{name}")
     needed = {name for name, each in known.items() if each.default is MISSING and each.default_factory is MISSING}
     if missing := sorted(needed - set(values)):
         raise ValueError(f"{where} needs {', '.join(missing)}, got {', '.join(values) or 'nothing'}")
@@ -211,14 +213,3 @@ def _check_names(values: Any, known: set[str], where: str) -> None:
         raise ValueError(f"{where} must be a table, got {values!r}")
     if unknown := sorted(set(values) - known):
         raise ValueError(f"{where} has unknown names: {', '.join(unknown)}; it may have {', '.join(sorted(known))}")
-
-
-def _check_type(value: Any, kind: str, where: str) -> None:
-    fits = {
-        "str": isinstance(value, str),
-        "int": isinstance(value, int) and not isinstance(value, bool),
-        "list[str]": isinstance(value, list) and all(isinstance(each, str) for each in value),
-    }[kind]
-    if not fits:
-        words = {"str": "a text", "int": "a whole number", "list[str]": "a list of texts"}[kind]
-        raise ValueError(f"{where} must be {words}, got {value!r}")

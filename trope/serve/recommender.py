@@ -46,12 +46,11 @@ from trope.serve.frames import (
 from trope.serve.histories import Histories, Ranking, listed
 from trope.serve.index import KINDS, ItemIndex
 from trope.serve.lists import LeftOut, known_items, ranked_items
-from trope.serve.long_after import long_after
 from trope.serve.moments import MomentRanking, encode_last, rank_moments
 from trope.serve.publish import push, save
 from trope.times import Moment
 
-__all__ = ["Histories", "Ranking", "Recommender", "long_after"]
+__all__ = ["Histories", "Ranking", "Recommender"]
 
 
 class Recommender:

@@ -15,7 +15,8 @@ from trope.evaluate.live import users_at_a_time
 from trope.evaluate.ranking import Cells, TopK
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
 from trope.models.attention_maps import attention_shares
-from trope.serve.recommender import long_after
+from trope.serve.counted import COUNTS, MODEL
+from trope.serve.long_after import long_after
 from trope.server.encoder import Cut, Rows
 from trope.server.people import Ints, Person
 from trope.server.popularity import log_share
@@ -25,7 +26,6 @@ from trope.server.served import Served
 from trope.server.wanted import Wanted, best_new
 from trope.times import DAY
 
-MODEL, COUNTS = "model", "counts"
 LOOKED_AT = 5
 """Events whose share of attention is told with `explain`."""
 _DIGITS = 6

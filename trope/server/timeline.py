@@ -17,7 +17,8 @@ import torch
 from trope.evaluate.live import users_at_a_time
 from trope.evaluate.ranking import Cells
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
-from trope.server.answers import COUNTS, answer
+from trope.serve.counted import COUNTS
+from trope.server.answers import answer
 from trope.server.encoder import Cut, Rows
 from trope.server.people import Person
 from trope.server.schema import ItemId, Question

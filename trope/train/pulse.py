@@ -27,6 +27,7 @@ from trope.config import Config
 from trope.data.protocols import Protocol
 from trope.data.sequences import EvalBatch, Sequences
 from trope.data.stream import Stream
+from trope.data.views import asked_within
 from trope.evaluate.evaluation import encoder
 from trope.evaluate.live import LiveScorer, events_before
 from trope.evaluate.metrics import Places, average, per_user
@@ -166,7 +167,7 @@ def _ask(model: SequentialRecommender, data: Sequences | Stream, config: Config,
     """The users to fit on, in batches."""
     is_holdout = data.protocol.name == "holdout"
     windows = _windows(data.protocol) if is_holdout else []
-    views: list[View] = [partial(_validated_from, begin=begin, end=end) for begin, end in windows]
+    views: list[View] = [partial(asked_within, moment=begin, until=end) for begin, end in windows]
     ends: list[int | None] = [end for _, end in windows]
     generator = torch.Generator().manual_seed(seed)
     cells = MOST_CELLS[data.device.type] // min(data.num_items, MOST_ITEMS)
@@ -194,10 +195,6 @@ def _ask(model: SequentialRecommender, data: Sequences | Stream, config: Config,
 
 def _as_it_is(data: Sequences) -> Sequences:
     return data
-
-
-def _validated_from(data: Sequences, begin: int, end: int) -> Sequences:
-    return data.validated_from(begin, end)
 
 
 def _windows(protocol: Protocol) -> list[tuple[int, int]]:
