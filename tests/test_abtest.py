@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections import Counter
 from pathlib import Path
+from time import time as now
 
 import numpy as np
 import pytest
@@ -154,7 +156,17 @@ def test_sequential_plans_use_the_same_estimates(logs: Logs, found: Analysis, tm
             )
 
 
-def test_csv_and_parquet_agree_and_a_basket_is_an_order(logs: Logs, tmp_path: Path, found: Analysis) -> None:
+def test_an_outcome_later_than_now_is_left_out(logs: Logs, tmp_path: Path, found: Analysis) -> None:
+    """Else one wrong clock makes the first look the last."""
+    exposures, outcomes = logs.write(tmp_path)
+    write_outcomes(outcomes, [*logs.outcomes, (logs.exposures[0][0], "a", int(now()) + DAY, 1.0)])
+    again = analyse(exposures, Request(str(outcomes)), Question(metrics="revenue"), threads=1)
+    assert again.outcomes.ahead == 1
+    assert (again.last_day, again.over) == (found.last_day, found.over)
+    assert readings(again, "revenue") == readings(found, "revenue")
+
+
+def test_csv_parquet_and_json_lines_agree_and_a_basket_is_an_order(logs: Logs, tmp_path: Path, found: Analysis) -> None:
     exposures, _ = logs.write(tmp_path)
     file = tmp_path / "outcomes.csv"
     with file.open("w", newline="") as stream:
@@ -165,6 +177,11 @@ def test_csv_and_parquet_agree_and_a_basket_is_an_order(logs: Logs, tmp_path: Pa
     again = analyse(exposures, request, Question(metrics="orders,revenue", revenue_col="paid"), threads=1)
     for metric in ("orders", "revenue"):
         assert readings(again, metric) == pytest.approx(readings(found, metric), rel=1e-12)
+    lines = tmp_path / "outcomes.jsonl"
+    names = ("user", "item", "timestamp", "revenue")
+    lines.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in logs.outcomes))
+    in_lines = analyse(exposures, Request(str(lines)), Question(metrics="revenue"), threads=1)  # the usual names
+    assert readings(in_lines, "revenue") == pytest.approx(readings(found, "revenue"), rel=1e-12)
     whole = Request(str(file), user_col="who", item_col="what", time_col="when", basket_col="who")
     once = analyse(exposures, whole, Question(metrics="conversion", revenue_col="paid", cuped=False), threads=1)
     # One basket for each user: it begins before the experiment for most, who then buy nothing after it.

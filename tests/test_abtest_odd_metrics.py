@@ -73,6 +73,21 @@ def test_a_covariate_that_is_a_copy_is_not_used() -> None:
     assert found.reduction is None and found.p == pytest.approx(stats.ttest_ind(*values, equal_var=False).pvalue)
 
 
+@pytest.mark.parametrize("mean", [1e-15, -1e-15, 1e-30])
+def test_a_mean_next_to_zero_has_a_p_value_and_no_lift(mean: float) -> None:
+    """Refunds that end all sales of a day: no float holds the relative interval."""
+    random = np.random.default_rng(0)
+    one, other = random.normal(0, 9, 200), random.normal(2, 9, 200)
+    one += mean - one.mean()
+    arms = [Moments(200, {"revenue": 200 * m}, {("revenue", "revenue"): float((x * x).sum())})
+            for m, x in ((mean, one), (other.mean(), other))]  # fmt: skip
+    found = compare(metric("revenue"), *arms, 0.05, cuped=False)
+    expected = stats.ttest_ind(other, one, equal_var=False)
+    assert (found.p, found.z) == pytest.approx((expected.pvalue, expected.statistic), rel=1e-6)
+    assert found.se == pytest.approx((other.mean() - mean) / expected.statistic, rel=1e-6)
+    assert all(math.isnan(each) for each in (found.lift, found.low, found.high, found.log_se))
+
+
 def test_a_plan_with_a_ratio_that_never_changes_is_refused(tmp_path: Path) -> None:
     random = np.random.default_rng(2)
     count = 2_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -135,7 +136,9 @@ def analyse(
         with _explained(running, shown):
             exposed = read_exposures(exposures, experiment, running)
         with _explained(running, source):
-            done = read_outcomes(source, before, exposed.users, experiment, running, question.on_bad == "skip")
+            until = max(int(time.time()), exposed.last + DAY)
+            skip_bad = question.on_bad == "skip"
+            done = read_outcomes(source, before, exposed.users, until, experiment, running, skip_bad)
             return _analysis(experiment, question, metrics, exposed, done, running, Path(folder), outcomes)
 
 

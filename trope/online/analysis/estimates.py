@@ -27,6 +27,8 @@ LEAST_USERS = 2
 _STILL = 1e-12
 # A covariate that leaves less than this share of the variance is a copy of the metric.
 _COPY = 1e-9
+# Of a confidence interval without width: one half and half of this is one half.
+_NO_WIDTH = 2.0**-60
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,14 @@ def compare(metric: Metric, control: Moments, treatment: Moments, alpha: float, 
     still = not any(varies(arm, metric.numer, metric.denom) for arm in (first, second))
     if still or any(arm.mean(metric.denom) == 0 for arm in (first, second)):
         return _unknown(*(_mean(arm, metric) for arm in (first, second)))
-    plain = _test(metric, (), alpha).analyze_aggregates(first, second)
+    plain = _tested(metric, (), 1 - alpha, first, second)
     covariates = metric.covariates if cuped and predicts(first + second, metric) else ()
-    found = _test(metric, covariates, alpha).analyze_aggregates(first, second) if covariates else plain
+    found = _tested(metric, covariates, 1 - alpha, first, second) if covariates else plain
     if not (math.isfinite(found.pvalue) and math.isfinite(found.statistic)):
         return _unknown(float(found.control), float(found.treatment))
     se, log_se = _errors(metric, covariates, first, second)
     reduction = 1 - (se / _errors(metric, (), first, second)[0]) ** 2 if covariates else None
-    has_interval = found.control > 0 and found.treatment > 0
+    has_interval = found.control > 0 and found.treatment > 0 and math.isfinite(found.rel_effect_size_ci_upper)
     return Estimate(
         float(found.control),
         float(found.treatment),
@@ -121,17 +123,36 @@ def holm(p_values: Mapping[Key, float], alpha: float) -> dict[Key, float]:
     return {key: min(1.0, found[str(place)]) for place, key in enumerate(p_values)}
 
 
-def _test(metric: Metric, covariates: tuple[str, ...], alpha: float, use_t: bool = True) -> tt.RatioOfMeans:
+def _tested(
+    metric: Metric,
+    covariates: tuple[str, ...],
+    confidence: float,
+    first: Aggregates,
+    second: Aggregates,
+    use_t: bool = True,
+) -> MeanResult:
+    """Welch's test. A relative interval that no float holds, since a mean is next to zero, is not a number."""
     pre = (*covariates, None, None)[:2]
-    return tt.RatioOfMeans(
-        metric.numer, metric.denom, pre[0], pre[1], confidence_level=1 - alpha, equal_var=False, use_t=use_t
-    )
+
+    def test(level: float) -> MeanResult:
+        kind = tt.RatioOfMeans(
+            metric.numer, metric.denom, pre[0], pre[1], confidence_level=level, equal_var=False, use_t=use_t
+        )
+        return kind.analyze_aggregates(first, second)
+
+    try:
+        return test(confidence)
+    except OverflowError:
+        lost = ("rel_effect_size", "rel_effect_size_ci_lower", "rel_effect_size_ci_upper")
+        return test(_NO_WIDTH)._replace(**dict.fromkeys(lost, math.nan))
 
 
 def _errors(metric: Metric, covariates: tuple[str, ...], first: Aggregates, second: Aggregates) -> tuple[float, float]:
     """Standard errors of the difference and of the log ratio: half the intervals of plus and minus one of them."""
     one = math.erf(1 / math.sqrt(2))
-    found = _test(metric, covariates, 1 - one, use_t=False).analyze_aggregates(first, second)
+    found = _tested(metric, covariates, one, first, second, use_t=False)
+    if math.isnan(found.rel_effect_size):
+        return float(found.effect_size / found.statistic) if found.statistic else math.nan, math.nan
     se = float(found.effect_size_ci_upper - found.effect_size_ci_lower) / 2
     low, high = 1 + float(found.rel_effect_size_ci_lower), 1 + float(found.rel_effect_size_ci_upper)
     return se, math.log(high / low) / 2 if 0 < low < math.inf else math.nan

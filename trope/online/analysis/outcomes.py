@@ -17,6 +17,7 @@ from trope.data.events import clean
 from trope.data.sources.description import Columns, Source
 from trope.data.sources.files import check_columns
 from trope.data.sources.resolve import Request, resolve
+from trope.data.sources.text import keys
 from trope.data.sources.urls import shown
 from trope.online.analysis.experiment import Experiment
 from trope.times import DAY
@@ -25,8 +26,9 @@ OUTCOMES = ("converted", "items", "orders", "revenue")
 """What is summed per user. `converted` is 1 for a user with an order."""
 SUMS = ("items", "orders", "revenue")
 REVENUE = "revenue"
-# When an order was made: before the experiment, by somebody never exposed, before the first exposure, after it.
-_BEFORE, _STRANGER, _EARLY, _AFTER = range(4)
+# When an order was made: before the experiment, by somebody never exposed, before the first exposure, after it; or
+# later than now, by a clock that is wrong.
+_BEFORE, _STRANGER, _EARLY, _AFTER, _AHEAD = _PHASES = range(5)
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Outcomes:
 
     days: columns `user`, `day` since the start, and the day's `items`, `orders`, `revenue` after the first exposure.
     has_revenue, has_pre: whether there is a revenue column, and an outcome of an exposed user before the experiment.
-    rows: all outcome rows. used, early, strangers: rows after the user's first exposure; rows after the start but
+    rows: all outcome rows. ahead: rows left out because nobody can have made them yet.
+    used, early, strangers: rows after the user's first exposure; rows after the start but
     before that exposure; rows after the start of people who were never exposed.
     last: moment of the last outcome that is used.
     """
@@ -45,6 +48,7 @@ class Outcomes:
     has_revenue: bool
     has_pre: bool
     rows: int
+    ahead: int
     used: int
     early: int
     strangers: int
@@ -61,7 +65,7 @@ def find_outcomes(request: Request, revenue_col: str | None = None) -> Source:
             f"OUTCOMES must be files, as EXPOSURES are; export the table of {shown(request.text)} as Parquet"
         )
     source = _resolved(request)
-    column = revenue_col or (REVENUE if REVENUE in source.fields else None)
+    column = revenue_col or (REVENUE if REVENUE in _fields(source) else None)
     if column is None:
         return source
     if source.kind != "json" and column not in source.fields:
@@ -75,7 +79,12 @@ def _resolved(request: Request) -> Source:
     for user, item in (("user_id", "item_id"), ("user", "item")):
         try:
             named = replace(request, user_col=request.user_col or user, item_col=request.item_col or item)
-            return resolve(named)
+            found = resolve(named)
+            if found.kind == "json":  # others have been asked for their columns
+                missing = {found.columns.user, found.columns.item} - _fields(found)
+                if missing:
+                    raise ValueError(f"{found.name} has no {' and no '.join(map(repr, sorted(missing)))} in its lines")
+            return found
         except FileNotFoundError:
             raise
         except ValueError as error:
@@ -83,10 +92,18 @@ def _resolved(request: Request) -> Source:
     raise errors[0]
 
 
+def _fields(source: Source) -> set[str]:
+    """The names of the columns; of JSON lines, the keys at the beginning of each file."""
+    if source.kind == "json":
+        return set().union(*(keys(file) for file in source.files))
+    return set(source.fields)
+
+
 def read_outcomes(
     source: Source,
     before: Source | None,
     exposed: ir.Table,
+    until: int,
     experiment: Experiment,
     engine: Engine,
     skip_bad: bool = False,
@@ -94,12 +111,14 @@ def read_outcomes(
     """Join outcomes to exposed users.
 
     before: outcomes from before the experiment; None takes those of `source`.
-    exposed: `Exposed.users`. skip_bad: leave bad rows out instead of refusing them.
+    exposed: `Exposed.users`. until: the last moment at which an outcome can have been.
+    skip_bad: leave bad rows out instead of refusing them.
     """
     orders = read_orders(source, engine, skip_bad)
     known = orders.join(exposed.select("user", "first"), "user", how="left")
     phase = ibis.cases(
         (known.time < experiment.started, _BEFORE),
+        (known.time > until, _AHEAD),
         (known["first"].isnull(), _STRANGER),
         (known.time < known["first"], _EARLY),
         else_=_AFTER,
@@ -110,7 +129,7 @@ def read_outcomes(
         rows=known["items"].sum(), exposed=known["items"].sum(where=known.exposed), last=known.time.max()
     )
     phases = {row["phase"]: row for row in by_phase.to_pyarrow().to_pylist()}
-    counts = {phase: int(phases[phase]["rows"]) if phase in phases else 0 for phase in range(4)}
+    counts = {phase: int(phases[phase]["rows"]) if phase in phases else 0 for phase in _PHASES}
     if not counts[_AFTER]:
         raise _nothing_follows(known, exposed, sum(int(row["exposed"] or 0) for row in phases.values()), source)
     mine = known.filter(known.exposed)
@@ -134,6 +153,7 @@ def read_outcomes(
         source.columns.value is not None,
         has_pre,
         sum(counts.values()),
+        counts[_AHEAD],
         counts[_AFTER],
         counts[_EARLY],
         counts[_STRANGER],

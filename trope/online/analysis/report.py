@@ -72,6 +72,7 @@ def to_json(analysis: Analysis, verdict: Verdict) -> dict[str, Any]:
         },
         "outcomes": {
             "used": outcomes.used, "before_exposure": outcomes.early, "not_exposed": outcomes.strangers,
+            "ahead": outcomes.ahead,
         },
         "days": analysis.last_day + 1,
         "checks": [{**asdict(check), "failed": check.failed} for check in analysis.checks],
@@ -216,7 +217,7 @@ def _facts(analysis: Analysis) -> list[tuple[str, str]]:
         (
             "Outcomes",
             f"{outcomes.used:,} used; left out: {outcomes.early:,} before the user's first exposure, "
-            f"{outcomes.strangers:,} of people who were not exposed",
+            f"{outcomes.strangers:,} of people who were not exposed, {outcomes.ahead:,} later than now",
         ),
         ("Test", f"{kind}. Alpha is {analysis.question.alpha:g}, two-sided"),
         ("Multiplicity", "Holm over metrics and arms: the chance of any false win stays below alpha"),
