@@ -20,6 +20,7 @@ from data_logs import (
     events,
     loose,
     prepared,
+    prepared_plainly,
     random_log,
     sequences_of,
     unnumbered,
@@ -42,6 +43,7 @@ def test_it_equals_the_plain_version_ties_included(rows: list[Event]) -> None:
         log = write_parquet(Path(folder) / "log.parquet", [*rows, *[(9, item, START) for item in (3, 1, 2)]])
         data = prepared(log, Path(folder) / "out")
         assert unnumbered(data) == sequences_of([*rows, *[(9, item, START) for item in (3, 1, 2)]])
+        assert array_hashes(prepared_plainly(log, Path(folder) / "plain")) == array_hashes(data)
 
 
 @QUICK

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,24 @@ def test_gpus_that_nvrtc_does_not_know_run_tritons_kernels(caplog: pytest.LogCap
         assert not caplog.records
         assert not nvrtc._knows((99, 7)) and not nvrtc._knows((99, 7))
         assert [record.getMessage()[:58] for record in caplog.records] == [
-            "NVRTC of CUDA 13.0 does not know GPUs of compute capabilit"
+            "NVRTC 13.0 does not know GPUs of compute capability 99.7: "
         ]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("link", "said"), [(os.symlink, "knows: True\n"), (os.link, "knows: False\n")])
+def test_nvrtc_is_found_by_its_name_with_what_lies_beside_it(link: Callable, said: str, tmp_path: Path) -> None:
+    """As a system's loader finds it. A library that cannot compile is no NVRTC."""
+    (library,) = Path(os.environ.get("TROPE_NVRTC", "")).resolve().glob("nvidia/*/lib/libnvrtc.so.13")
+    link(library, tmp_path / library.name)  # a hard link has nothing beside it
+    code = (
+        "import torch; torch.version.cuda = '13.0'; from trope.kernels import nvrtc; "
+        "print('knows:', nvrtc._knows((9, 0)))"
+    )
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout == said, done.stderr
+    assert ("NVRTC 13.0 cannot compile (nvrtc: error: failed to open" in done.stderr) == (link is os.link)
 
 
 @pytest.mark.compile

@@ -154,18 +154,24 @@ def _compiled(source: Path, options: tuple[str, ...]) -> bytes:
 @functools.cache
 def _knows(capability: tuple[int, int]) -> bool:
     """Whether NVRTC is there and compiles for a compute capability; what is missing is said once."""
-    nvrtc, number = _nvrtc(), ctypes.c_int()
+    nvrtc, number, version = _nvrtc(), ctypes.c_int(), (ctypes.c_int(), ctypes.c_int())
     if nvrtc is None:
         return False
+    _check(nvrtc.nvrtcVersion(*map(ctypes.byref, version)), "NVRTC")
     _check(nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(number)), "NVRTC")
     known = (ctypes.c_int * number.value)()
     _check(nvrtc.nvrtcGetSupportedArchs(known), "NVRTC")
     major, minor = capability
+    why = f"does not know GPUs of compute capability {major}.{minor}"
     if 10 * major + minor in known:
-        return True
+        try:
+            _compiled(HEADERS / "warp.cuh", (f"--gpu-architecture=sm_{major}{minor}",))
+            return True
+        except RuntimeError as error:
+            why = f"cannot compile ({' '.join(str(error).partition(chr(10))[2].split())})"
     logger.warning(
-        "NVRTC of CUDA %s does not know GPUs of compute capability %d.%d: Triton's kernels run instead of those in "
-        "CUDA C++, and are slower", torch.version.cuda, major, minor,
+        "NVRTC %d.%d %s: Triton's kernels run instead of those in CUDA C++, and are slower",
+        *(part.value for part in version), why,
     )  # fmt: skip
     return False
 
@@ -177,15 +183,22 @@ def _nvrtc() -> ctypes.CDLL | None:
     # The name alone finds what the process has loaded already and what the loader knows. Else the packages of NVIDIA
     # beside torch have it: nvidia/cuda_nvrtc/lib for CUDA 12, nvidia/cu13/lib for CUDA 13.
     packages = Path(torch.__file__).parents[1] / "nvidia"
-    with suppress(OSError):
-        return ctypes.CDLL(name)
-    for path in sorted(packages.glob(f"*/lib/{name}")):
+    for library in (name, *sorted(packages.glob(f"*/lib/{name}"))):
         with suppress(OSError):
-            for part in path.parent.glob("libnvrtc-builtins.so*"):
-                ctypes.CDLL(str(part))  # which NVRTC looks for by its name alone
-            return ctypes.CDLL(str(path))
+            nvrtc = ctypes.CDLL(str(library))
+            _load_builtins()
+            return nvrtc
     logger.warning("NVRTC (%s) was not found: Triton's kernels run instead of those in CUDA C++, and are slower", name)
     return None
+
+
+def _load_builtins() -> None:
+    """Load what NVRTC needs to compile, and looks for by its name alone: it lies beside the NVRTC that was loaded."""
+    loaded = [line.split(maxsplit=5)[-1].rstrip() for line in Path("/proc/self/maps").read_text().splitlines()]
+    for folder in {Path(path).parent for path in loaded if "/libnvrtc.so" in path}:
+        for part in folder.glob("libnvrtc-builtins.so*"):
+            with suppress(OSError):
+                ctypes.CDLL(str(part))
 
 
 @functools.cache
