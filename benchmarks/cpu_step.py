@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from trope.cli.demo import MODELS, OWN_SETTINGS, SETTINGS
+from trope.cli.demo import MODELS, SETTINGS
 from trope.data.sequences import Sequences
 from trope.environment import commit
 from trope.settings import preset
@@ -26,8 +26,8 @@ WARM_UP, STEPS = 5, 50
 
 def main() -> None:
     data = Sequences.load(sys.argv[1])
+    settings = [f"{name}={value}" for name, value in SETTINGS.items()]
     for model in MODELS:
-        settings = [f"{name}={value}" for name, value in {**SETTINGS, **OWN_SETTINGS[model]}.items()]
         with process_group("cpu") as group, tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(data, preset(model, settings), Path(folder) / "run", group, resume=False)
             trainer.model.train()

@@ -98,6 +98,7 @@ def test_a_thread_without_a_context_may_launch(source: Path) -> None:
     torch.cuda.synchronize()
 
     def launch() -> None:  # compiled and loaded in the thread, as autograd does with the kernels of a backward
+        nvrtc._context.cache_clear()  # of the tests before this one
         nvrtc.kernel(source, "add", DEFINES, device=0).launch((1, 1, 1), 128, 0, [y, 128, 1.0])
 
     thread = threading.Thread(target=launch)
