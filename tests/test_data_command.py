@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,27 @@ def test_a_filter_of_two_thresholds_and_other_event_types(tmp_path: Path) -> Non
     log = write_parquet(tmp_path / "log.parquet", rows)
     said = " ".join(run(log, "--out", tmp_path / "once", *flags[4:]).split())
     assert "1 row by the filter (--min-user 2 --min-item 1 --once): 21 users became 20, 15 items kept" in said
+
+
+@pytest.mark.parametrize("shards", [(), ("--shard-users", 8)])
+def test_events_of_a_clock_that_was_ahead_are_named(tmp_path: Path, shards: tuple[object, ...]) -> None:
+    now = int(time.time())
+    log = [(user, item, now - 10**7 + when % 10**6) for user, item, when in random_log()]
+    late = [(1, 1, now + 10**6), (2, 2, now + 2 * 10**6)]
+    path = write_parquet(tmp_path / "log.parquet", log + late)
+    said = run(path, "--out", tmp_path / "out", *shards)
+    assert (
+        "2 events later than now, until " in said and "a clock was wrong. Leave such events out with --until 20" in said
+    )
+    until = re.search(r"--until (\S+?)\.?$", said, re.MULTILINE)
+    assert until is not None
+    said = run(path, "--out", tmp_path / "cut", *shards, "--until", until[1])
+    assert "later than now" not in said
+
+
+def test_a_log_of_which_most_is_later_than_now_is_a_plan(tmp_path: Path) -> None:
+    ahead = [(user, item, int(time.time()) + 10**6 + when % 10**6) for user, item, when in random_log()]
+    assert "later than now" not in run(write_parquet(tmp_path / "log.parquet", ahead), "--out", tmp_path / "o")
 
 
 def test_names_are_printed_as_they_are(tmp_path: Path) -> None:

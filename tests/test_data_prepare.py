@@ -192,6 +192,19 @@ def test_a_warehouse_table_by_url(tmp_path: Path) -> None:
     assert array_hashes(data) == array_hashes(expected)
 
 
+def test_a_table_of_a_schema_and_one_with_a_dot_in_its_name(tmp_path: Path) -> None:
+    rows = [(user, item, START + n) for n, (user, item, _) in enumerate(random_log())]
+    expected = prepared(write_parquet(tmp_path / "log.parquet", rows), tmp_path / "expected")
+    connection = ibis.duckdb.connect(tmp_path / "shop.duckdb")
+    connection.create_database("web")
+    connection.create_table("clicks", pq.read_table(tmp_path / "log.parquet"), database="web")
+    connection.create_table("web.shop", pq.read_table(tmp_path / "log.parquet"))
+    connection.disconnect()
+    for table in ("web.clicks", "web.shop"):
+        data = prepared(f"duckdb://{tmp_path}/shop.duckdb", tmp_path / table, table=table)
+        assert array_hashes(data) == array_hashes(expected)
+
+
 def test_json_lines_beside_gzip(tmp_path: Path) -> None:
     rows = random_log(60)
     expected = prepared(write_parquet(tmp_path / "log.parquet", rows), tmp_path / "expected")

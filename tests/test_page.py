@@ -27,6 +27,7 @@ pytestmark = [
 ]
 YEAR = 365 * 86_400
 HOSTILE = '<img src=x onerror="window.hacked=1">'
+SPACED = " user of two spaces "
 FIRST = "ol li"
 
 
@@ -38,6 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         (f"u{user:02}", HOSTILE if item == 1 else f"item {item}", time)
         for user, item, time in random_log(rows=2_000, items=60, spread=2 * YEAR)
     ]
+    log += [(SPACED, item, time) for user, item, time in log if user == "u02"]
     data = prepared(write_parquet(folder / "log.parquet", log), folder / "data")
     run, other = make_run(data, folder / "ours"), make_run(data, folder / "theirs", "hstu-trope", seed=1)
     process = Process(run, "--compare", str(other), "--store", str(folder / "events.sqlite"), "--quiet")
@@ -198,6 +200,17 @@ def test_a_user_is_found_by_typing(page: Any, server: Process) -> None:
     loaded(page)
     assert page.input_value("#user") == "u11"
     assert lists(page)[0] == ids(ask(page, server, 0, user_id="u11"))
+
+
+@pytest.mark.parametrize("typed", [SPACED, f"{SPACED} ", "u02", " u02 "])
+def test_spaces_around_an_id_count_where_the_id_has_them(page: Any, server: Process, typed: str) -> None:
+    wanted = typed if typed == SPACED else typed.strip()
+    for submit in ("Enter", "click"):
+        page.fill("#user", typed)
+        with page.expect_response("**/timeline") as answered:
+            page.keyboard.press("Enter") if submit == "Enter" else page.click("#question button[type=submit]")
+        assert answered.value.request.post_data_json["user_id"] == wanted
+        loaded(page)
 
 
 def test_the_list_of_users_closes_when_an_id_is_asked_for(page: Any) -> None:

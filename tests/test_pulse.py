@@ -432,6 +432,16 @@ def test_serving_scores_as_evaluation_does(holdout: Sequences, tmp_path: Path) -
     np.testing.assert_allclose(ranking.scores.reshape(-1, 5), best.values.numpy(), atol=1e-3)
 
 
+def test_counts_are_kept_until_now_where_a_clock_was_ahead(holdout: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who serves the model counts live events from there on."""
+    model = with_random_pulse(holdout)
+    first, last = holdout.time_span
+    for now, until in ((last + DAY, last + 1), (last - DAY, last - DAY), (first - DAY, last + 1)):
+        monkeypatch.setattr("trope.train.pulse.time.time", lambda now=now: float(now))
+        keep_counts(model, holdout)
+        assert model.pulse is not None and int(model.pulse.get_buffer("counted_until")) == until
+
+
 def test_observed_events_make_an_item_popular(holdout: Sequences, tmp_path: Path) -> None:
     model = with_random_pulse(holdout)
     assert isinstance(model.pulse, Pulse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import sqlite3
@@ -424,6 +425,23 @@ def test_size_rate_and_host_are_limited(pulse_run: Path, tmp_path: Path) -> None
         assert client.get("/health", headers={"host": "evil.example"}).status_code == 421
         codes = {client.get("/health").status_code for _ in range(60)}  # more than 4 a second on any machine
         assert codes == {200, 429}
+
+
+def test_a_body_that_does_not_arrive_is_given_up(pulse_run: Path, tmp_path: Path) -> None:
+    parts = [{"type": "http.request", "body": b"[", "more_body": True}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return parts.pop() if parts else await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/recommend", "query_string": b"", "client": ("127.0.0.1", 9)}
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    with client_of(pulse_run, tmp_path / "s", limits=Limits(upload=0.05)) as client:
+        asyncio.run(client.app({**scope, "headers": headers}, receive, send))
+    assert sent[0]["status"] == 408 and b"not here after 0.05 seconds" in sent[1]["body"]
 
 
 def test_wrong_keys_are_limited_too(pulse_run: Path, tmp_path: Path) -> None:

@@ -163,6 +163,20 @@ def test_an_id_may_have_a_slash(tmp_path: Path) -> None:
         assert 'route="/users/{user_id}/timeline"' in metrics and 'route="/items/{item_id}/curve"' in metrics
 
 
+def test_an_id_may_have_line_breaks_and_spaces_at_its_ends(tmp_path: Path) -> None:
+    events = [(f" u\n{user} ", f"item\r\n{item}\n", time) for user, item, time in random_log()]
+    data = prepared(write_parquet(tmp_path / "log.parquet", events), tmp_path / "data")
+    with client_of(make_run(data, tmp_path / "run"), tmp_path / "s") as client:
+        between = {"from": END + 10**4, "to": END + 10**6, "steps": 2}
+        found = client.get("/users", params={"prefix": " u\n7"}).json()["users"]
+        assert [user["user_id"] for user in found] == [" u\n7 "]
+        answer = client.get("/users/%20u%0A7%20/timeline", params=between)
+        assert answer.status_code == 200 and answer.json()["user_id"] == " u\n7 " and answer.json()["note"] is None
+        answer = client.get("/items/item%0D%0A2%0A/curve", params=between)
+        assert answer.status_code == 200 and answer.json()["item_id"] == "item\r\n2\n"
+        assert 'route="/items/{item_id}/curve"' in client.get("/metrics").text
+
+
 def test_an_integer_in_a_path_is_written_as_one(tmp_path: Path) -> None:
     events = [(user, -3 if item == 3 else item, time) for user, item, time in random_log()]
     data = prepared(write_parquet(tmp_path / "log.parquet", events), tmp_path / "data")

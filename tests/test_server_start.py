@@ -59,3 +59,13 @@ def test_a_folder_without_a_model_is_refused_and_stays_as_it_is(tmp_path: Path) 
     code, said = invoke("serve", tmp_path, "--port", 0)
     assert code == 2 and "is it the folder of a trained model?" in said and "\n" not in said.strip()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_behind_a_link_must_be_told_where_events_go(tmp_path: Path) -> None:
+    """Events inside the folder would stay behind when the link moves to the next model."""
+    make_run(make_data(tmp_path), tmp_path / "monday")
+    (tmp_path / "live").symlink_to("monday")
+    before = sorted((tmp_path / "monday").rglob("*"))
+    code, said = invoke("serve", tmp_path / "live", "--port", 0)
+    assert code == 2 and "is a link" in said and "--store" in said and "\n" not in said.strip()
+    assert sorted((tmp_path / "monday").rglob("*")) == before

@@ -147,6 +147,12 @@ def _store_of(run: str, store: str | None) -> str | Path:
         raise ValueError("a model of the hub has no folder for events; say where to keep them with --store")
     if not Path(run).is_dir():
         raise FileNotFoundError(f"there is no folder {run}; give a run made by `trope train`")
+    if Path(run).is_symlink():
+        beside = Path(run).parent / SERVED_EVENTS
+        raise ValueError(
+            f"{run} is a link: events in its folder would stay behind when it moves; say where to keep them, such as "
+            f"--store {beside}"
+        )
     best = Path(run) / BEST
     read_config(best if best.is_dir() else Path(run))  # no file for events is left in a folder without a model
     return Path(run) / SERVED_EVENTS

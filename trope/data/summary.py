@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from trope.data.folder import read_array, shard_folder
 from trope.data.printable import counted, printable
 from trope.data.protocols import MOSTLY_TIED, say_ties, tied_share
 from trope.runs import say_protocol
-from trope.times import say_moment
+from trope.times import say_iso, say_moment
 
 
 def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -> None:
@@ -54,7 +55,7 @@ def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -
     grid.add_row("checksum", meta["checksum"])
     console.print(grid)
     few = warn_of_few(meta, (times for times, _ in _events(meta, out)), _filter(meta["filters"]))
-    for hint in (few, _hint_at_ties(meta, out)):
+    for hint in (few, _hint_at_ties(meta, out), _hint_at_clocks(meta, out)):
         if hint:
             console.print(f"\n{hint}", soft_wrap=True, highlight=False, markup=False)
     if meta["bad_rows"]["count"]:
@@ -120,6 +121,20 @@ def _hint_at_ties(meta: dict[str, Any], out: Path) -> str:
     if share <= (0 if has_baskets else MOSTLY_TIED):
         return ""
     return say_ties(share, protocol)
+
+
+def _hint_at_clocks(meta: dict[str, Any], out: Path) -> str:
+    """What is wrong with a few events later than now; a log of which most are later may be a plan or a game."""
+    now = int(time.time())
+    if meta["time_span"]["all"][1] <= now:
+        return ""
+    late = sum(int((times > now).sum()) for times, _ in _events(meta, out))
+    if 2 * late > meta["counts"]["events"]:
+        return ""
+    return (
+        f"{counted(late, 'event')} later than now, until {say_moment(meta['time_span']['all'][1])}: a clock was wrong. "
+        f"Leave such events out with --until {say_iso(now)}."
+    )
 
 
 def _events(meta: dict[str, Any], out: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:

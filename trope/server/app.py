@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 
 from trope.environment import __version__
@@ -267,18 +268,33 @@ def _documented(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
+class _Id(Convertor[str]):
+    """An id in a path: any text, with slashes and line breaks."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("id", _Id())
+
+
 def _add_gets(app: FastAPI, service: Service) -> None:
     @app.get("/users")
     async def users(request: Request) -> Response:
         """Users of the dataset: prefix, limit."""
         return _json(await service.users(dict(request.query_params)))
 
-    @app.get("/users/{user_id:path}/timeline")
+    @app.get("/users/{user_id:id}/timeline")
     async def timeline(user_id: str, request: Request) -> Response:
         """The user's best items over time: from, to, steps, k, filter_seen."""
         return _json(await service.timeline(user_id, dict(request.query_params)))
 
-    @app.get("/items/{item_id:path}/curve")
+    @app.get("/items/{item_id:id}/curve")
     async def item_curve(item_id: str, request: Request) -> Response:
         """An item's score over time: from, to, steps, user_id."""
         return _json(await service.curve(item_id, dict(request.query_params)))

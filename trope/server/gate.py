@@ -5,6 +5,7 @@ The posts are answered here, before FastAPI's routing, which would take longer t
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import time
@@ -146,19 +147,23 @@ class Gate:
         if said.isdigit() and int(said) > most:
             raise Refused(f"a body may have {most:,} bytes, got {int(said):,}; send several", 413)
         body, more = b"", True
-        while more:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > most:
-                raise Refused(f"a body may have {most:,} bytes, got more; send several", 413)
+        try:
+            async with asyncio.timeout(self.limits.upload):
+                while more:
+                    message = await receive()
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > most:
+                        raise Refused(f"a body may have {most:,} bytes, got more; send several", 413)
+        except TimeoutError:
+            raise Refused(f"the body was not here after {self.limits.upload:g} seconds; send it at once", 408) from None
         return body
 
     def _route(self, scope: Scope) -> str:
         """The route's template: no id, and no path that a client made up, in metrics and logs."""
         if scope["path"] in self.posts:
             return str(scope["path"])
-        return str(getattr(scope.get("route"), "path", "other")).replace(":path}", "}")
+        return str(getattr(scope.get("route"), "path", "other")).replace(":id}", "}")
 
 
 async def _send(send: Send, status: int, body: bytes, more: Headers) -> None:

@@ -14,6 +14,8 @@ class Limits:
 
     body: int = 4 << 20
     """Bytes of a request's body."""
+    upload: float = 10.0
+    """Seconds in which a body must arrive; a server that ends waits for requests under way."""
     events: int = 10_000
     """Events of one post."""
     questions: int = 256

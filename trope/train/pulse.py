@@ -14,6 +14,7 @@ Shapes: B users, M moments, K rows of shares, S candidate items, C own items, P 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -141,10 +142,13 @@ def move_pulse(model: SequentialRecommender, data: Sequences, config: Config, se
 
 
 def keep_counts(model: SequentialRecommender, data: Sequences | Stream) -> None:
-    """Give the pulse everybody's counts right after the last training event."""
+    """Give the pulse everybody's counts right after the last training event, or now, if that event's clock was ahead:
+    who serves the model goes on counting from there."""
     assert model.pulse is not None
     stream = model.pulse.count_in_time(events_before(data, "valid"))
-    for _ in stream.at(torch.tensor([data.time_span[1] + 1], device=data.device)):
+    (first, last), now = data.time_span, int(time.time())
+    until = now if first < now <= last else last + 1
+    for _ in stream.at(torch.tensor([until], device=data.device)):
         model.pulse.keep(stream)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,13 @@ class Warehouse:
         return RawEvents(table.select(**chosen, place=ibis.literal(0, "int64")), "s" if temporal else source.time_unit)
 
     def _table(self, source: Source) -> ir.Table:
+        schema, dot, name = source.table.rpartition(".")
         try:
             return self._connection.table(source.table)
         except Exception as error:  # as above
+            if dot:
+                with suppress(Exception):
+                    return self._connection.table(name, database=schema)
             said = redacted(error, source.url)
             raise ValueError(f"no table {source.table!r} in {source.name}: {said}; name one with --table") from None
 

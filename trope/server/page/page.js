@@ -92,7 +92,7 @@ async function ask() {
 function whom() {
   if (kind() === "history") return { history: readHistory(history.value, model.item_ids_are_text) };
   if (!user.value.trim()) throw new Error("Type a user's id, or paste a history.");
-  return { user_id: user.value.trim() };
+  return { user_id: user.value };
 }
 
 function load(timelines, place) {
@@ -173,15 +173,18 @@ at("question").addEventListener("submit", async (event) => {
   try {
     if (!panels.length) { // it could not be opened: a key is missing, or the server was away
       at("problem").hidden = true;
-      if (kind() === "user" && user.value.trim()) wanted.set("user", user.value.trim());
+      if (kind() === "user" && user.value.trim()) wanted.set("user", user.value);
       await open();
     } else if (kind() === "history") {
       const last = lastTime(readHistory(history.value, model.item_ids_are_text));
       if (last !== undefined && !at("grows").checked) start.value = isoDay(last + DAY);
       await ask();
     } else {
-      const found = document.activeElement === user && await people.exact(user.value.trim());
-      await (found ? askUser(found) : ask());
+      const isTyped = document.activeElement === user;
+      // An id may begin or end with a space; what was pasted may, too.
+      const found = await people.exact(user.value) ?? await people.exact(user.value.trim());
+      user.value = found ? found.user_id : user.value.trim();
+      await (found && isTyped ? askUser(found) : ask());
     }
   } catch (error) {
     fail(error);

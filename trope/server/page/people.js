@@ -30,7 +30,7 @@ export class People {
     this.abort?.abort();
     this.abort = new AbortController();
     try {
-      const prefix = this.input.value.trim();
+      const prefix = this.input.value;
       const { users } = await get("/users", { prefix, limit: 20 }, this.abort.signal);
       this.found = users;
       this.open();
