@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What only a GPU can show, from a bare checkout, in parts that fit into ten minutes on an H200:
 #
-#   bash benchmarks/gpu.sh tests OUT            pytest -m gpu, six files at a time; compiling the kernels takes most of it
+#   bash benchmarks/gpu.sh tests OUT            pytest -m gpu, twelve jobs at a time; compiling kernels takes most of it
 #   bash benchmarks/gpu.sh serve OUT            many moments of one user, answers a second
 #   bash benchmarks/gpu.sh warm OUT             compiles what `speed` and `speed-large` need, all at once; times nothing
 #   bash benchmarks/gpu.sh speed OUT            steps a second of all models at the paper's shapes: the small ones
@@ -28,11 +28,18 @@ steps() { # name, arguments of trope bench train
 
 case $part in
   tests)
-    # Exit code 5: the file has no test for a GPU.
-    grep -lE 'on_gpu|mark\.gpu|device: str' tests/test_*.py | xargs -P 6 -I {} sh -c '
-      log="$1/$(basename "$2" .py).log"
-      "$0" -m pytest -m gpu "$2" > "$log" 2>&1; code=$?
-      echo "exit code $code: $2: $(tail -1 "$log")"; grep -E "^(FAILED|ERROR|E  )" "$log"
+    # The longest file is three jobs, and goes first. Exit code 5: the job has no test for a GPU.
+    export OMP_NUM_THREADS=2 # several jobs share the cores
+    {
+      printf '%s\n' 'test_train_fused -k two_hundred_steps_agree' 'test_train_fused -k two_hundred_steps_with' \
+        'test_train_fused -k not(two_hundred)' test_kernels_causal_attention test_kernels
+      grep -lE 'on_gpu|mark\.gpu|device: str' tests/test_*.py | xargs -n 1 basename -s .py |
+        grep -vxE 'test_train_fused|test_kernels_causal_attention|test_kernels'
+    } | xargs -P 12 -I {} sh -c '
+      set -- "$1" $2; out="$1"; file="tests/$2.py"; shift 2
+      log="$out/$(basename "$file" .py)${2:+-$2}.log"
+      "$0" -m pytest -m gpu "$file" "$@" > "$log" 2>&1; code=$?
+      echo "exit code $code: $file $*: $(tail -1 "$log")"; grep -E "^(FAILED|ERROR|E  )" "$log"
       [ $code = 5 ] || exit $code' "$python" "$out" {}
     ;;
   serve)

@@ -75,8 +75,9 @@ def assert_as_good_as_reference(problem: Problem, **options) -> None:
         assert torch.allclose(got, want, rtol=torch.finfo(problem.dtype).eps, atol=4e-6), name
     for want, ref, got in zip(exact[4:], reference[4:], kernel[4:], strict=True):
         slack = 2e-6
-        if problem.kind == "paper":  # two sums in float32 in different orders: a rounding for each token and head
-            want, slack = ref, len(problem.pre) * problem.heads * torch.finfo(torch.float32).eps
+        if problem.kind == "paper":
+            # Two sums in float32 in different orders. For each token and head: times the moment, over beta, added.
+            want, slack = ref, 3 * len(problem.pre) * problem.heads * torch.finfo(torch.float32).eps
         assert (got - want).norm() <= 3 * (ref - want).norm() + slack * want.norm()
 
 
