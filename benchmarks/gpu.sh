@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What only a GPU can show, from a bare checkout, in parts that fit into ten minutes on an H200:
 #
-#   bash benchmarks/gpu.sh tests OUT            pytest -m gpu, twelve jobs at a time; compiling kernels takes most of it
+#   bash benchmarks/gpu.sh tests OUT            pytest -m gpu, twelve jobs at a time, and 200 steps of every model
 #   bash benchmarks/gpu.sh serve OUT            many moments of one user, answers a second
 #   bash benchmarks/gpu.sh warm OUT             compiles what `speed` and `speed-large` need, all at once; times nothing
 #   bash benchmarks/gpu.sh speed OUT            steps a second of all models at the paper's shapes: the small ones
@@ -30,6 +30,7 @@ case $part in
   tests)
     # The longest file is three jobs, and goes first. Exit code 5: the job has no test for a GPU.
     export OMP_NUM_THREADS=2 # several jobs share the cores
+    export TROPE_PARITY="$out/parity-h200.csv"
     {
       printf '%s\n' 'test_train_fused -k two_hundred_steps_agree' 'test_train_fused -k two_hundred_steps_with' \
         'test_train_fused -k not(two_hundred)' test_kernels_causal_attention test_kernels

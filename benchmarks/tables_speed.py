@@ -7,6 +7,7 @@ from table_parts import markdown, rows
 
 from trope.bench.cost import TOTALS, numbers
 from trope.bench.shapes import find_shape
+from trope.config import PRESETS
 from trope.models.cost import Part, model_cost, total
 
 
@@ -143,8 +144,9 @@ def parity() -> str:
     """Losses of 200 steps: fused path and plain PyTorch against float32 on the CPU."""
     header = ["model", "loss", "fused fp32", "fused bf16", "plain bf16", "mean fused bf16", "mean plain bf16"]
     keys = ("largest_fp32", "largest_bf16", "largest_plain_bf16", "mean_bf16", "mean_plain_bf16")
-    found = rows("parity-h200.csv")
-    return markdown(
+    order = [*PRESETS, "hstu-trope, row", "hstu-trope, CUDA C++"]
+    found = sorted(rows("parity-h200.csv"), key=lambda r: order.index(r["model"]))
+    return _measured_on(found[0]) + markdown(
         header, [[r["model"], f"{r['first_loss']} to {r['last_loss']}", *(r[k] for k in keys)] for r in found]
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import os
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from torch import Tensor
 from trope.bench.shapes import SHAPES, find_shape, generate
 from trope.config import PRESETS, Config, TrainConfig
 from trope.data.sequences import Sequences
+from trope.environment import describe
 from trope.kernels import attention
 from trope.kernels.attention.arguments import kept_bytes, passing_bytes
 from trope.kernels.backend import Backend, prefer
@@ -345,11 +348,18 @@ def off_from_the_reference(what: str, config: Config, data: Sequences) -> tuple[
         (losses(config, data, "cuda", is_bf16=low, plain=plain) - truth).abs()
         for low, plain in ((False, False), (True, False), (True, True))
     )
-    print(
-        f"{what}: loss {truth[0]:.3f} to {truth[-1]:.3f}; largest difference: "
-        f"float32 {exact.max():.5f}, bf16 {fused.max():.4f}, plain bf16 {plain.max():.4f}; "
-        f"mean {exact.mean():.6f}, {fused.mean():.5f}, {plain.mean():.5f}"
-    )
+    apart = {"fp32": exact, "bf16": fused, "plain_bf16": plain}
+    row = {"model": what, "first_loss": f"{truth[0]:.3f}", "last_loss": f"{truth[-1]:.3f}"}
+    row |= {f"largest_{of}": f"{x.max():.5f}" for of, x in apart.items()}
+    row |= {f"mean_{of}": f"{x.mean():.6f}" for of, x in apart.items()}
+    print(row)
+    if "TROPE_PARITY" in os.environ:  # a file for docs/speed.md; benchmarks/gpu.sh asks for it
+        row |= {"steps": str(len(truth))} | describe()
+        with open(os.environ["TROPE_PARITY"], "a", newline="") as file:
+            table = csv.DictWriter(file, list(row))
+            if not file.tell():
+                table.writeheader()
+            table.writerow(row)
     return exact, fused, plain
 
 
@@ -364,7 +374,9 @@ def test_two_hundred_steps_agree_with_the_reference(name: str, table_state: str)
     """
     config = TINY.config(name, "model.dropout=0", "train.negatives=8", f"train.table_state={table_state}")
     data = generate(TINY, users=400, full=False, device=CPU)
-    exact, fused, plain = off_from_the_reference(f"{name}, {table_state}", config, data)
+    exact, fused, plain = off_from_the_reference(
+        name if table_state == "full" else f"{name}, {table_state}", config, data
+    )
     # Softmax attention does not feel its keys' bias, which Adam moves by rounding alone: those trainings drift apart.
     assert exact.max() < (1e-3 if name.startswith("hstu") else 0.03)
     # In bf16 plain PyTorch, too, is further away with softmax attention (results/parity-h200.csv).
@@ -379,7 +391,7 @@ def test_two_hundred_steps_with_the_kernels_in_cuda_agree_with_the_reference(not
     config = shape.config("hstu-trope", "model.dropout=0", "train.negatives=8")
     data = generate(shape, users=100, full=True, device=CPU)
     assert Parts(config, data.to("cuda"), torch.device("cuda")).fused(True).multiprocessors > 0
-    exact, fused, plain = off_from_the_reference("kernels in CUDA", config, data)
+    exact, fused, plain = off_from_the_reference("hstu-trope, CUDA C++", config, data)
     assert {"narrow_sheet", "narrow_forward", "narrow_keys", "narrow_queries", "update_others"} == set(noted)
     assert exact.max() < 1e-3
     assert fused[:20].max() < 0.02 and fused.mean() < 2 * plain.mean() + 0.005
