@@ -4,7 +4,8 @@
 
 Processes talk by gloo on this machine's CPU. The kill is `kill -9` of one of four processes under torchrun, which
 starts them again; what was left at the kill also goes on with 4, 2 and 1 processes. Curves are compared in float32, as
-`trope train` computes, and in float64: what differs there would be a mistake, not rounding.
+`trope train` computes, and in float64: what differs there would be a mistake, not rounding. With `train.parts` nothing
+may differ: curves in float32, and the kill again. Each process has one thread.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from trope.train.step import Feed, seed_for
 from trope.train.stepper import Stepper, is_sharded
 
 CPU = torch.device("cpu")
-RANKS = (2, 4)
+RANKS, PARTS, REPEATS = (2, 4), 4, 3
 SHAPE = Shape("ranks", 600, 3_000, 12_000, max_len=24, width=32, blocks=2, heads=2, head_dim=16, batch=24)
 EPOCHS, PATIENCE = 12, 600
 
@@ -67,6 +68,7 @@ CASES = (
     Case("sasrec-trope", SASREC, smooth=True),
     Case("transformer-trope"),
 )
+IN_PARTS = tuple(case._replace(settings=(*case.settings, f"train.parts={PARTS}")) for case in CASES if not case.smooth)
 
 
 class Curve(NamedTuple):
@@ -90,22 +92,21 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         curves = [row for case in CASES for row in compare(case, asked.steps, Path(folder))]
-        killed = None if asked.skip_kill else kill(Path(folder))
-    found = {"environment": describe(), "curves": curves, "killed": killed}
+        parts = [row for case in IN_PARTS for row in compare_parts(case, asked.steps, Path(folder))]
+        killed = None if asked.skip_kill else kill(Path(folder) / "whole", 1)
+        killed_parts = None if asked.skip_kill else kill(Path(folder) / "parts", PARTS)
+    found = {
+        "environment": describe(), "curves": curves, "parts": parts, "killed": killed, "killed_parts": killed_parts,
+    }  # fmt: skip
     asked.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def compare(case: Case, steps: int, folder: Path) -> list[dict[str, Any]]:
     """Two and four processes against one."""
-
-    def curve(size: int, exact: bool) -> Curve:
-        arguments = (size, free_port(), case, steps, folder / "curve", exact)
-        multiprocessing.spawn(run_curve, arguments, nprocs=size)
-        return Curve(*torch.load(folder / "curve", weights_only=True))
-
-    rows, one, one_exact = [], curve(1, exact=False), curve(1, exact=True)
+    one, one_exact = (curve(1, case, steps, folder, exact) for exact in (False, True))
+    rows = []
     for size in RANKS:
-        other, other_exact = curve(size, exact=False), curve(size, exact=True)
+        other, other_exact = (curve(size, case, steps, folder, exact) for exact in (False, True))
         rows.append(
             {
                 "model": case.model,
@@ -127,6 +128,42 @@ def compare(case: Case, steps: int, folder: Path) -> list[dict[str, Any]]:
         )
         print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def compare_parts(case: Case, steps: int, folder: Path) -> list[dict[str, Any]]:
+    """Two and four processes against one that computes the same parts; and how long this one takes without parts."""
+    whole = case._replace(settings=case.settings[:-1])
+    one = curve(1, case, steps, folder)
+    # In turns, so that both meet the same neighbours on this machine.
+    seconds = [[curve(1, each, steps, folder).seconds for each in (whole, case)] for _ in range(REPEATS)]
+    fastest_whole, fastest = (round(min(found), 2) for found in zip(*seconds, strict=True))
+    rows = []
+    for size in RANKS:
+        other = curve(size, case, steps, folder)
+        rows.append(
+            {
+                "model": case.model,
+                "settings": list(case.settings),
+                "ranks": size,
+                "steps": steps,
+                "first_loss": one.losses[0],
+                "last_loss": one.losses[-1],
+                "loss_difference": largest(one.losses, other.losses),
+                "table_difference": float((one.table - other.table).abs().max()),
+                "same_bits": one.losses == other.losses and torch.equal(one.table, other.table),
+                "ranks_that_differ": int((one.ranks != other.ranks).sum()),
+                "positives": len(one.ranks),
+                "seconds": {"1, without parts": fastest_whole, "1": fastest, str(size): round(other.seconds, 2)},
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def curve(size: int, case: Case, steps: int, folder: Path, exact: bool = False) -> Curve:
+    """What so many processes find together. exact: in float64."""
+    multiprocessing.spawn(run_curve, (size, free_port(), case, steps, folder / "curve", exact), nprocs=size)
+    return Curve(*torch.load(folder / "curve", weights_only=True))
 
 
 def run_curve(rank: int, size: int, port: int, case: Case, steps: int, out: Path, exact: bool) -> None:
@@ -195,14 +232,15 @@ def take(network: SequentialRecommender, state: dict[str, torch.Tensor]) -> None
     items.weight[1:] = table[1:] if shard is None else table[shard.first : shard.last]
 
 
-def kill(folder: Path) -> dict[str, Any]:
+def kill(folder: Path, parts: int) -> dict[str, Any]:
     """Four processes of which one is killed, and what goes on from there, against one process."""
+    folder.mkdir()
     data = folder / "data"
     write_data(data)
-    train(data, folder / "one", 1)
+    train(data, folder / "one", 1, parts)
     run = folder / "run"
     with (folder / "output").open("w") as output:
-        launcher = subprocess.Popen(command(data, run, 4), env=one_thread(), stdout=output, stderr=output)
+        launcher = subprocess.Popen(command(data, run, 4, parts), env=one_thread(), stdout=output, stderr=output)
         until = time.monotonic() + PATIENCE
         while not any(run.glob(f"{CHECKPOINTS}/epoch0003*")):
             if launcher.poll() is not None or time.monotonic() > until:
@@ -223,7 +261,7 @@ def kill(folder: Path) -> dict[str, Any]:
     for size in (4, 2, 1):
         other = folder / f"resumed-{size}"
         shutil.copytree(left, other)
-        train(data, other, size)
+        train(data, other, size, parts)
         found[f"resumed_on_{size}"] = against(folder / "one", other)
         print(json.dumps(found), flush=True)
     return found
@@ -261,18 +299,18 @@ def write_data(folder: Path) -> None:
     Sequences.load(folder)
 
 
-def command(data: Path, run: Path, ranks: int) -> list[str]:
+def command(data: Path, run: Path, ranks: int, parts: int) -> list[str]:
     """`trope train --resume` by so many processes; by itself for one."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=2"]
     size = ("width=16", "heads=2", "head_dim=8", "max_len=16", "blocks=2")
     settings = (*(f"model.{each}" for each in size), f"train.epochs={EPOCHS}", "train.batch=10", "train.negatives=16")
-    chosen = [part for setting in settings for part in ("--set", setting)]
+    chosen = [word for setting in (*settings, f"train.parts={parts}") for word in ("--set", setting)]
     trained = ["-m", "trope", "train", str(data), "--out", str(run), "--model", "hstu-trope", "--device", "cpu"]
     return [sys.executable, *(launcher if ranks > 1 else []), *trained, "--no-progress", "--resume", *chosen]
 
 
-def train(data: Path, run: Path, ranks: int) -> None:
-    done = subprocess.run(command(data, run, ranks), env=one_thread(), capture_output=True, text=True)
+def train(data: Path, run: Path, ranks: int, parts: int) -> None:
+    done = subprocess.run(command(data, run, ranks, parts), env=one_thread(), capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
 

@@ -56,17 +56,31 @@ def ranks() -> str:
     return markdown(header, lines)
 
 
-def ranks_killed() -> str:
+def ranks_parts() -> str:
+    """Several processes against one, with `train.parts`."""
+    found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())["parts"]
+    lines = [
+        [row["model"], ", ".join(row["settings"]), str(row["ranks"]), str(row["steps"]),
+         *(f"{row[f'{what}_difference']:g}" for what in ("loss", "table")), "yes" if row["same_bits"] else "no",
+         f"{row['ranks_that_differ']} of {row['positives']}"]
+        for row in found
+    ]  # fmt: skip
+    header = ["model", "settings", "processes", "steps", "losses", "table", "same bits", "ranks that differ"]
+    return markdown(header, lines)
+
+
+def ranks_killed(key: str) -> str:
     """Runs of which one process was killed, against an undisturbed one."""
-    found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())["killed"]
+    found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())[key]
     names = {
         "restarted_by_torchrun": "restarted by torchrun on 4", "resumed_on_4": "resumed on 4",
         "resumed_on_2": "resumed on 2", "resumed_on_1": "resumed on 1",
     }  # fmt: skip
     lines = [
-        [names[key], f"{row['epoch_loss_difference']:.1e}", f"{row['difference_of_all_weights']:.1e}",
+        [names[kind], *(f"{row[what]:.1e}" if row[what] else "0" for what in
+                        ("epoch_loss_difference", "difference_of_all_weights")),
          "yes" if row["same_test_metrics"] else "no"]
-        for key, row in found.items()
+        for kind, row in found.items()
     ]  # fmt: skip
     header = [
         "one of 4 processes was killed",
@@ -97,7 +111,9 @@ SCALE = {
     "scale-own": lambda: scale(False),
     "scale-shared": lambda: scale(True),
     "ranks": ranks,
-    "ranks-killed": ranks_killed,
+    "ranks-parts": ranks_parts,
+    "ranks-killed": lambda: ranks_killed("killed"),
+    "ranks-killed-parts": lambda: ranks_killed("killed_parts"),
     "prepared": prepared,
 }
 
@@ -106,6 +122,13 @@ def furthest(*columns: str, smooth: bool = False) -> str:
     """The largest difference between several processes and one, of all trainings with ReLU or without."""
     found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())["curves"]
     return f"{max(row[column] for row in found for column in columns if row['silu_for_relu'] == smooth):.1e}"
+
+
+def slower() -> str:
+    """How many times longer one process takes for a step in parts, over all models."""
+    found = json.loads((ROOT / "results" / "ranks-cpu.json").read_text())["parts"]
+    times = [row["seconds"]["1"] / row["seconds"]["1, without parts"] for row in found]
+    return f"{min(times):.1f} to {max(times):.1f}"
 
 
 def looked_up() -> dict[str, Any]:
@@ -117,6 +140,7 @@ SCALE_VALUES = {
     "ranks-float32": lambda: furthest("loss_difference"),
     "ranks-smooth": lambda: furthest("loss_difference", smooth=True),
     "ranks-float64": lambda: furthest("loss_difference_float64", "table_difference_float64"),
+    "ranks-parts-slower": slower,
     "lookup-ours": lambda: f"{looked_up()['ours']['lookup_and_gradients_ms']:.0f}",
     "lookup-update": lambda: f"{looked_up()['ours']['adamw_of_all_rows_ms']:.0f}",
     "lookup-torchrec": lambda: f"{looked_up()['torchrec']['lookup_gradients_and_adagrad_ms']:.0f}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -16,8 +17,11 @@ import torch
 from torch import distributed as dist
 
 from trope.data.sequences import Sequences
+from trope.evaluate.evaluation import evaluate
 from trope.models.recommender import SequentialRecommender
+from trope.models.sharded_items import ShardedItemTable
 from trope.settings import preset
+from trope.train import distributed
 from trope.train.distributed import Group, process_group
 from trope.train.loop import train
 from trope.train.optimizer import make_optimizer
@@ -25,6 +29,8 @@ from trope.train.step import Feed, seed_for
 from trope.train.stepper import Stepper, is_sharded
 
 CPU = torch.device("cpu")
+ALONE = Group(0, 1, CPU)
+STEPS = 25
 SECONDS = 300  # until a process that waits for another one gives up
 
 
@@ -112,3 +118,23 @@ class Training:
         """Loss and gradient norm of each step, float64 [count, 2]."""
         rows = [self.stepper(*divmod(step, self.feed.steps), step) for step in range(count)]
         return torch.tensor([[float(loss), float(norm)] for loss, norm in rows], dtype=torch.float64)
+
+
+def curve(group: Group, path: Path, model: str, settings: list[str]) -> dict[str, torch.Tensor] | None:
+    """Losses, table and validation ranks of a short training."""
+    distributed._LARGE = 64 if model == "sasrec" else distributed._LARGE  # some gradients travel by themselves
+    training = Training(group, Sequences.load(path), model, settings)
+    steps = training.steps(STEPS)
+    result = evaluate(training.model, training.data, "valid", "history", 8, live=False, batch=7)
+    items = training.model.items
+    whole = items.whole() if isinstance(items, ShardedItemTable) else items.weight.detach()
+    if whole is None:
+        return None
+    moments = training.optimizer.state[items.weight]["exp_avg_sq"].shape
+    return {"steps": steps, "table": whole, "ranks": torch.from_numpy(result.ranks), "moments": moments}
+
+
+def losses(run: Path) -> list[float]:
+    """Of all epochs that a run has logged."""
+    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [row["epoch_loss"] for row in rows if "epoch_loss" in row]

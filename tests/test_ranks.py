@@ -13,13 +13,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from patience import PATIENCE
-from ranks import Training, fail_in_group, on_ranks, train_run
+from ranks import ALONE, curve, fail_in_group, losses, on_ranks, train_run
 from safetensors.torch import load_file
 from torch.distributed import HashStore
 from training import SIZE, one_thread, tiny_data  # noqa: F401, an automatic fixture
 
 from trope.data.sequences import Sequences
-from trope.evaluate.evaluation import evaluate
 from trope.evaluate.ranking import Cells, top_k
 from trope.evaluate.ranking.shards import ShardRanking
 from trope.kernels.adamw import factors_of
@@ -29,13 +28,10 @@ from trope.models.exchange import Shard
 from trope.models.items import ItemTable, first_rows, row_entries
 from trope.models.sharded_items import ShardedItemTable
 from trope.runs import BEST, CHECKPOINTS, WEIGHTS
-from trope.train import distributed
 from trope.train.distributed import Group, agree_on_name
 from trope.train.same_dropout import SameDropout
 
 CPU = torch.device("cpu")
-ALONE = Group(0, 1, CPU)
-STEPS = 25
 RESUMED = [*SIZE, "train.epochs=4", "train.early_stop=9", "train.batch=7", "model.pulse=false"]
 
 
@@ -120,20 +116,6 @@ def test_parts_drop_what_the_whole_batch_drops(parts: list[tuple[int, int]], rng
         assert torch.equal(F.dropout(x, 0.4, training=False), x)
 
 
-def curve(group: Group, path: Path, model: str, settings: list[str]) -> dict[str, torch.Tensor] | None:
-    """Losses, table and validation ranks of a short training."""
-    distributed._LARGE = 64 if model == "sasrec" else distributed._LARGE  # some gradients travel by themselves
-    training = Training(group, Sequences.load(path), model, settings)
-    steps = training.steps(STEPS)
-    result = evaluate(training.model, training.data, "valid", "history", 8, live=False, batch=7)
-    items = training.model.items
-    whole = items.whole() if isinstance(items, ShardedItemTable) else items.weight.detach()
-    if whole is None:
-        return None
-    moments = training.optimizer.state[items.weight]["exp_avg_sq"].shape
-    return {"steps": steps, "table": whole, "ranks": torch.from_numpy(result.ranks), "moments": moments}
-
-
 @pytest.mark.parametrize(
     ("model", "size", "settings"),
     [
@@ -187,11 +169,6 @@ def test_rankings_over_shards_are_exact(data: Sequences, num_items: int, size: i
             wanted = top_k(users_BE, items_VE, 6, left_out)
             assert torch.equal(found.items_BK, wanted.items_BK)
             torch.testing.assert_close(found.scores_BK, wanted.scores_BK)
-
-
-def losses(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [row["epoch_loss"] for row in rows if "epoch_loss" in row]
 
 
 @pytest.fixture(scope="module")

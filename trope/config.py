@@ -134,6 +134,8 @@ class TrainConfig:
     temperature: divides the scores, which are cosines.
     stride: none: train on each user's last window. A number: on all windows, so many events apart.
     clip: largest gradient norm; 0 does not clip.
+    parts: compute a batch in so many parts, a power of two. Then 1, 2, 4 .. processes, at most so many, train the same
+        model to the last bit. On a CPU only, in one thread unless OMP_NUM_THREADS says otherwise.
     table_state: AdamW's second moment of the item table. full: as in the paper. row: one number a row, for tables of
         millions of items; results differ a little.
     eval_every: epochs between validations.
@@ -157,6 +159,7 @@ class TrainConfig:
     temperature: float = 0.05
     stride: int | None = None
     clip: float = 0.0
+    parts: int = 1
     table_state: Literal["full", "row"] = "full"
     eval_every: int = 1
     refit: bool = False
@@ -215,6 +218,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "train.early_stop": (0, 1_000_000), "train.batch": (1, 1_048_576), "train.lr": (1e-12, 100.0),
     "train.weight_decay": (0, 100.0), "train.patience": (0, 1_000_000), "train.negatives": (1, 1_000_000),
     "train.temperature": (1e-4, 1e4), "train.stride": (1, 1_048_576), "train.clip": (0, 1e9),
+    "train.parts": (1, 1_024),
     "train.eval_every": (1, 1_000_000), "train.seed": (0, 2**63 - 1), "model.gate_floor": (1e-9, 1e6),
 }  # fmt: skip
 # Candidates of a batch whose tokens draw their own negatives; kernels count them in 32 bits.
@@ -293,6 +297,8 @@ def _check_training(config: Config) -> None:
         raise ValueError(
             f"train.stride must be at most model.max_len = {model.max_len}, or events are skipped, got {train.stride}"
         )
+    if train.parts & (train.parts - 1):
+        raise ValueError(f"train.parts must be a power of two, got {train.parts}")
     candidates = train.batch * model.max_len * (1 + train.negatives)
     if train.loss == "sampled" and not train.shared_negatives and candidates > _MOST_CANDIDATES:
         raise ValueError(

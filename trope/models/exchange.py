@@ -9,6 +9,7 @@ Shapes: U rows that this rank asks for, G rows that others ask of it, E width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -65,11 +66,42 @@ class Route(NamedTuple):
 def find_route(ids_U: Tensor, shard: Shard) -> Route:
     """Tell every rank which of its rows are needed here. ids_U: different items above 0, rising."""
     asked_N = torch.searchsorted(ids_U, shard.starts(ids_U.device)).diff()
-    given_N = torch.empty_like(asked_N)
-    dist.all_to_all_single(given_N, asked_N)
+    given_N = _travel(asked_N, [1] * shard.size, [1] * shard.size)
     asked, given = torch.stack((asked_N, given_N)).tolist()
     # Row 0 of each rank's table is padding.
     return Route(asked, given, _travel(ids_U, asked, given) - (shard.first - 1))
+
+
+class RowGradients(NamedTuple):
+    """Gradients of this rank's rows, grad_GE for rows_G: given[r] of them by rank r, one rank after the other."""
+
+    rows_G: Tensor
+    grad_GE: Tensor
+    given: list[int]
+
+    def by_rank(self) -> list[RowGradients]:
+        """Those of each rank."""
+        pieces = zip(self.rows_G.split(self.given), self.grad_GE.split(self.given), strict=True)
+        return [RowGradients(rows, grads, [len(rows)]) for rows, grads in pieces]
+
+
+def add_by_twos(found: Sequence[RowGradients]) -> RowGradients:
+    """Each row once, with the sum of its gradients in the order of `trope.train.parts`.
+
+    found: for each rank's first part, for each rank's second part, and so on; 1, 2, 4 .. of them and of ranks.
+    """
+    # Rank 0 has the first parts of the batch.
+    parts = [part for of_rank in zip(*(each.by_rank() for each in found), strict=True) for part in of_rank]
+    while len(parts) > 1:
+        parts = [_sum_of_two(one, other) for one, other in zip(parts[0::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _sum_of_two(one: RowGradients, other: RowGradients) -> RowGradients:
+    rows_G, places = torch.unique(torch.cat((one.rows_G, other.rows_G)), return_inverse=True)
+    grads = torch.cat((one.grad_GE, other.grad_GE))
+    # At most two numbers meet, so no order of adding matters.
+    return RowGradients(rows_G, grads.new_zeros((len(rows_G), grads.shape[1])).index_add_(0, places, grads), [])
 
 
 def gather_rows(table: Tensor, shard: Shard) -> Tensor | None:
@@ -95,6 +127,8 @@ def _piece(table: Tensor) -> int:
 
 def _travel(rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
     """Send the first sent[0] rows to rank 0, and so on; what came from rank 0, and so on."""
+    if len(sent) == 1:
+        return rows
     arrived = rows.new_empty((sum(received), *rows.shape[1:]))
     dist.all_to_all_single(arrived, rows.contiguous(), received, sent)
     return arrived

@@ -9,6 +9,7 @@ Shape letters: V items of the catalogue, E width, U items of a batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from trope.kernels.table import InputEntries, ScoreEntries
-from trope.models.exchange import Route, Shard, find_route, gather_rows
+from trope.models.exchange import Route, RowGradients, Shard, add_by_twos, find_route, gather_rows
 from trope.models.items import ItemTable, TableRows, first_rows, row_entries
 
 
@@ -63,17 +64,23 @@ class ShardedItemTable(TableRows):
         numbered = tuple(part.view(each.shape) for part, each in zip(parts, items, strict=True))
         return Fetched(ItemTable.of_rows(rows_UE), numbered, route)
 
-    def give_back(self, fetched: Fetched) -> tuple[ScoreEntries, InputEntries]:
-        """What all ranks found for this rank's rows, for `gradient` and `update`. Collective."""
-        grad_UE = fetched.table.weight.grad
-        assert grad_UE is not None, "a backward pass comes first"
-        grad_GE = fetched.route.gradients(grad_UE[1:])
-        # Sorted by row in a stable way: a row's gradients are added in the order of the ranks.
-        return row_entries(fetched.route.rows_G, grad_GE, len(self.weight) - 1)
+    def give_back(self, fetched: Sequence[Fetched], by_twos: bool = False) -> tuple[ScoreEntries, InputEntries]:
+        """What all ranks found for this rank's rows, for `gradient` and `update`. Collective.
+
+        fetched: one, or this rank's parts where gradients are added `by_twos`, in the order of `trope.train.parts`.
+        """
+        found = []
+        for table, _, route in fetched:
+            assert table.weight.grad is not None, "a backward pass comes first"
+            found.append(RowGradients(route.rows_G, route.gradients(table.weight.grad[1:]), route.given))
+        # Entries are sorted by row in a stable way: one rank's gradient of a row is added after the other's.
+        rows_G, grad_GE, _ = add_by_twos(found) if by_twos else found[0]
+        return row_entries(rows_G, grad_GE, len(self.weight) - 1)
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of all ranks' values, in place. Collective."""
-        dist.all_reduce(value)
+        if self.shard.size > 1:
+            dist.all_reduce(value)
         return value
 
     def whole(self) -> Tensor | None:

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
@@ -77,6 +78,34 @@ class Group:
             dist.all_reduce(sums)
             for tensor, found in zip(together, sums.split([each.numel() for each in together]), strict=True):
                 tensor.copy_(found.view_as(tensor))
+
+    def sum_exactly(self, values_N: torch.Tensor) -> torch.Tensor:
+        """The sum of numbers >= 0 that processes have between them, float64: the same for any order and any processes.
+
+        Integers are added, so each value is rounded to 2^-36 of the largest. Not finite where a value is not.
+        """
+        largest = torch.cat((values_N.new_zeros(1), values_N)).max().double()
+        largest = largest.nan_to_num(nan=torch.inf, posinf=torch.inf)  # a maximum over processes may forget a NaN
+        if self.size > 1:
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        unit = (largest / 2**36).clamp_min(torch.finfo(torch.float64).tiny)
+        return self.sum((values_N.double() / unit).round().long().sum()) * unit
+
+    def sum_by_twos(self, tensors: list[torch.Tensor]) -> None:
+        """`sum_all` of tensors of one type, added in the order of `trope.train.parts`."""
+        if self.size == 1:
+            return
+        sizes = [tensor.numel() for tensor in tensors]
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        flat = F.pad(flat, (0, -len(flat) % self.size))
+        rows = flat.view(self.size, -1)
+        arrived = torch.empty_like(rows)
+        dist.all_to_all_single(arrived, rows)  # what every process has of this one's piece
+        while len(arrived) > 1:
+            arrived = arrived[0::2] + arrived[1::2]
+        dist.all_gather(list(rows), arrived[0])
+        for tensor, found in zip(tensors, flat[: sum(sizes)].split(sizes), strict=True):
+            tensor.copy_(found.view_as(tensor))
 
     def gather_bytes(self, value: bytes) -> list[bytes]:
         """All processes' values, which are of one length, in the order of the ranks."""

@@ -33,7 +33,8 @@ from trope.runs import (
 from trope.train.checkpoint import Checkpoints, read_state, written_into
 from trope.train.distributed import process_group
 from trope.train.loop import Trainer
-from trope.train.process import reproducible, stop_signals
+from trope.train.parts import for_device
+from trope.train.process import reproducible, stop_signals, threads_for
 from trope.train.pulse import read_pulse
 
 
@@ -152,8 +153,14 @@ def fit(
     recipe = read_recipe(parent)
     match_items(parent, data)
     lineage = descend("fit", parent, recipe, data, data.num_events - read_data(parent)["events"])
-    with process_group(device) as group, reproducible(group.device), stop_signals() as stop, RunLock() as lock:
-        config = recipe.config
+    with (
+        process_group(device) as group,
+        reproducible(group.device),
+        threads_for(recipe.config),
+        stop_signals() as stop,
+        RunLock() as lock,
+    ):
+        config = for_device(recipe.config, group.device)
         trainer = Trainer(all_training(data), config, run, group, resume, recipe.factors, lock, lineage)
         trainer.run(stop, checkpoint_seconds, progress)
         if group.is_first and recipe.trained_pulse is not None:

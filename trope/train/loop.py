@@ -5,8 +5,8 @@ what a step draws depends on its number alone, so a checkpoint is parameters, mo
 one launch (`trope.train.fused`), elsewhere plain PyTorch (`trope.train.step`), which is what the former is tested
 against. Under torchrun every process takes its rows of the global batch `train.batch` and has its rows of the item
 table, and the result is that of one process up to rounding (on GPUs dropout masks aside, which kernels draw per
-process). A checkpoint of some processes goes on with any other number. A resumed run is bit-identical on a CPU, and on
-a GPU for the HSTU models, whose kernels all add in a fixed order.
+process), with `train.parts` to the bit. A checkpoint of some processes goes on with any other number. A resumed run is
+bit-identical on a CPU, and on a GPU for the HSTU models, whose kernels all add in a fixed order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
 from trope.train.log import RunLog
 from trope.train.optimizer import make_optimizer, set_learning_rates
-from trope.train.process import StopRequest, reproducible, stop_signals
+from trope.train.process import StopRequest, reproducible, stop_signals, threads_for
 from trope.train.pulse import fit_pulse, keep_counts, read_pulse
 from trope.train.results import say_result
 from trope.train.rounds import Rounds
@@ -87,7 +87,13 @@ def train(
     """
     # Of a stream, the first process counts all events for the pulse while the others wait.
     wait = STREAM_PATIENCE if isinstance(data, Stream) else None
-    with process_group(device, wait) as group, reproducible(group.device), stop_signals() as stop, RunLock() as lock:
+    with (
+        process_group(device, wait) as group,
+        reproducible(group.device),
+        threads_for(config),
+        stop_signals() as stop,
+        RunLock() as lock,
+    ):
         run, config = Path(out), config.resolved
         if isinstance(data, Stream):
             check_streamed(data, config)
@@ -155,6 +161,7 @@ class Trainer:
                 "time has nothing to learn; name the column of the times in `trope prepare`, or train --model sasrec"
             )
         self.data = data.to(group.device)
+        check_same_command(group, config, factors, data)
         self.feed = make_feed(self.data, config, group)
         torch.manual_seed(seed_for(config.train.seed, "init"))
         # Processes that have the item table's rows between them save and publish together.
@@ -166,7 +173,6 @@ class Trainer:
         self.plateau = ReduceLROnPlateau(
             self.optimizer, "max", factor=PLATEAU_FACTOR, patience=config.train.patience, threshold=0.0
         )
-        check_same_command(group, config, factors, data)
         # Only now, when everything could be made of this config, does a folder appear.
         if group.is_first and not self.is_refit:
             steps = {} if lineage is None else {"steps": self.total_steps}

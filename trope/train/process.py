@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from trope.config import Config
 from trope.devices import current_gpu
 
 PARENT = "TROPE_PARENT"
@@ -103,6 +104,21 @@ def matmul_precision(name: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def threads_for(config: Config) -> Iterator[None]:
+    """Compute in one thread inside, as torchrun's processes do, where a batch has parts: how a sum is rounded depends
+    on the number of threads. OMP_NUM_THREADS may ask for another number.
+    """
+    before = torch.get_num_threads()
+    if config.train.parts > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 @contextmanager

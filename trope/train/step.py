@@ -4,7 +4,7 @@ Everything random is seeded from what it is for (the run's seed, the purpose, th
 before. A run resumed at some step therefore draws exactly what it would have drawn, and so does each of several
 processes, which take their rows of one global batch and of one draw of negatives.
 
-Shapes: B batch (this process's rows), L positions, T valid positions, E width, V catalogue, W training windows.
+Shapes: B batch (a part's rows), L positions, T valid positions, E width, V catalogue, W training windows.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from trope.models.recommender import SequentialRecommender
 from trope.train.balance import token_part
 from trope.train.distributed import Group
 from trope.train.loss import draw_negatives, token_losses
+from trope.train.parts import parts_of
 
 
 def seed_for(seed: int, purpose: str, *numbers: int) -> int:
@@ -39,12 +40,12 @@ class NothingToLearn(ValueError):
 
 
 class Work(NamedTuple):
-    """This process's part of a global batch."""
+    """A part of a global batch."""
 
     batch: Batch
     places_T: Tensor  # the valid positions as indices into the flattened [B, L]
     negatives: Tensor | None  # see `draw_negatives`
-    share: float  # one over the targets of the global batch; 0 where this process has no row of it
+    share: float  # one over the targets of the global batch; 0 where this part has no row of it
     first: int = 0  # the number of its first row in the global batch
     total: int = 0  # rows of the global batch; both are needed where there are several processes
     table: ItemTable | None = None  # which items, targets and negatives are numbered in; None: the model's own
@@ -58,7 +59,7 @@ class Feed:
     """
 
     def __init__(self, data: Sequences, config: Config, group: Group, fresh_N: Tensor | None = None) -> None:
-        self.data, self.config, self.group = data, config, group
+        self.data, self.config, self.parts = data, config, parts_of(config, group)
         self.moments = next_moments(data) if config.model.predicts == "next-moment" else None
         lengths_U = None if self.moments is None else self.moments.inputs + 1  # a window's last event is no input
         max_len = config.model.max_len
@@ -101,32 +102,44 @@ class Feed:
         return self.data, self.windows.take(self._order[chosen]), self._ordered_lengths_W[chosen]
 
     def __call__(self, epoch: int, index: int, step: int) -> Work:
-        """Batch `index` of an epoch; `step` counts through all epochs."""
+        """Batch `index` of an epoch, where it is one part for this process; `step` counts through all epochs."""
+        (work,) = self.works(epoch, index, step)
+        return work
+
+    def works(self, epoch: int, index: int, step: int) -> list[Work]:
+        """This process's parts of batch `index` of an epoch."""
         train, max_len = self.config.train, self.config.model.max_len
         data, windows, lengths = self.rows(epoch, index)
-        ends = lengths.cumsum(0).tolist()
-        first, last = token_part(ends, self.group.rank, self.group.size)
-        share = 1 / ends[-1]
-        if first == last:
-            # Gradients are added up over all processes: compute some row, and let it count nothing.
-            first, last, share = 0, 1, 0.0
-        mine = slice(first, last)
-        token_first, token_last = ends[first] - int(lengths[first]), ends[last - 1]
-        batch = data.training_batch(Windows(windows.starts[mine], windows.ends[mine]), max_len, self.following)
-        places_T = _valid_places(batch.lengths, token_last - token_first, max_len)
-        # Negatives are drawn for the global batch, from its unique items too, and each process keeps its own rows.
-        if self.group.size == 1:
-            targets_T = batch.targets.flatten()[places_T]
+        ends, total = lengths.cumsum(0).tolist(), len(lengths)
+        works, tokens = [], []
+        for part in self.parts.mine:
+            first, last = token_part(ends, part, self.parts.total)
+            share = 1 / ends[-1]
+            if first == last:
+                # Gradients are added up over all parts: compute some row, and let it count nothing.
+                first, last, share = 0, 1, 0.0
+            tokens.append(slice(ends[first] - int(lengths[first]), ends[last - 1]))
+            batch = self._cut(data, Windows(windows.starts[first:last], windows.ends[first:last]))
+            places_T = _valid_places(batch.lengths, tokens[-1].stop - tokens[-1].start, max_len)
+            works.append(Work(batch, places_T, None, share, first, total))
+        # Negatives are drawn for the global batch, from its unique items too, and each part keeps its own rows.
+        if len(works) == self.parts.total:
+            found = [work.batch.targets.flatten()[work.places_T] for work in works if work.share]
+            targets_T = found[0] if len(found) == 1 else torch.cat(found)
         elif train.negative_source == "batch":
-            whole = data.training_batch(windows, max_len, self.following)
+            whole = self._cut(data, windows)
             targets_T = whole.targets.flatten()[_valid_places(whole.lengths, ends[-1], max_len)]
         else:  # only their number counts
-            targets_T = batch.targets.new_zeros(1).expand(ends[-1])
+            targets_T = works[0].batch.targets.new_zeros(1).expand(ends[-1])
         self._generator.manual_seed(seed_for(train.seed, "negatives", step))
-        negatives = draw_negatives(targets_T, data.num_items, train, self._generator)
-        if negatives is not None and not train.shared_negatives:
-            negatives = negatives[token_first:token_last]
-        return Work(batch, places_T, negatives, share, first, len(lengths))
+        drawn = draw_negatives(targets_T, data.num_items, train, self._generator)
+        if drawn is None:
+            return works
+        is_shared = train.shared_negatives
+        return [w._replace(negatives=drawn if is_shared else drawn[t]) for w, t in zip(works, tokens, strict=True)]
+
+    def _cut(self, data: Sequences, windows: Windows) -> Batch:
+        return data.training_batch(windows, self.config.model.max_len, self.following)
 
     def source(self) -> Source:
         """Where a fused step cuts its batches from: tensors that stay where they are. `aim` fills them."""
@@ -182,7 +195,7 @@ class Objective(nn.Module):
         self.model, self.temperature = model, temperature
 
     def forward(self, work: Work) -> Tensor:
-        """This process's part of the mean loss over the global batch's targets."""
+        """A part of the mean loss over the global batch's targets."""
         batch, table = work.batch, self.model.whole_items if work.table is None else work.table
         # In training the last query's moment is known as well: that of its target.
         t_now_B = batch.target_times.gather(1, batch.lengths[:, None] - 1)[:, 0]

@@ -7,6 +7,7 @@ What a step does depends on (epoch, index, step) alone. `trope.train.loop` runs 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,15 @@ from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
 from trope.models.recommender import SequentialRecommender
-from trope.models.sharded_items import ShardedItemTable
+from trope.models.sharded_items import Fetched, ShardedItemTable
 from trope.train.distributed import Group
 from trope.train.divergence import DivergenceGuard
 from trope.train.fused import FusedStep
+from trope.train.parts import add_up
 from trope.train.process import matmul_precision
 from trope.train.same_dropout import SameDropout
 from trope.train.sharded_step import ShardedStep
-from trope.train.step import Feed, Objective, seed_for
+from trope.train.step import Feed, Objective, Work, seed_for
 
 
 class Stepper:
@@ -47,6 +49,7 @@ class Stepper:
         self.model, self.config, self.feed, self.optimizer, self.group = model, config, feed, optimizer, group
         self.objective: nn.Module = Objective(model, config.train.temperature)
         table = model.items.weight if isinstance(model.items, ShardedItemTable) else None
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.guard = DivergenceGuard(model, group.device, step, also=table)
         self.loss_sum = torch.tensor(loss_sum, dtype=torch.float64, device=group.device)
         self.fused: FusedStep | None = None
@@ -63,33 +66,44 @@ class Stepper:
 
         Returns the global batch's loss and its gradient's norm, still on the device.
         """
-        train, group = self.config.train, self.group
+        group = self.group
         if self.fused is not None:
             with matmul_precision("high" if self._is_bf16 else "highest"):
                 return self.fused(epoch, index, step)
-        # One draw of masks for the whole batch. Kernels draw for their own rows, so there each process has its seed.
-        is_shared = group.device.type == "cpu"
-        torch.manual_seed(seed_for(train.seed, "dropout", step, 0 if is_shared else group.rank))
-        work, fetched = self.feed(epoch, index, step), None
-        if self.sharded is not None:
-            work, fetched = self.sharded.fetch(work)
-        dropout: AbstractContextManager[object] = nullcontext()
-        if is_shared and group.size > 1:
-            dropout = SameDropout(work.first, len(work.batch.items), work.total)
+        fetched: list[Fetched] = []
         self.optimizer.zero_grad(set_to_none=True)
+        works = self.feed.works(epoch, index, step)
+        numbered = zip(self.feed.parts.mine, works, strict=True)
+        losses = [partial(self._loss, work, part, step, fetched) for part, work in numbered]
         with matmul_precision("high" if self._is_bf16 else "highest"):
-            with dropout, torch.autocast(group.device.type, torch.bfloat16, enabled=self._is_bf16):
-                loss = self.objective(work)
-            loss.backward()
-        # Each process has its part of the global mean. Every one has made the same model from one seed or checkpoint.
-        loss = group.sum(loss.detach())
-        group.sum_all([p.grad for p in self.model.parameters() if p.grad is not None])
-        if self.sharded is not None and fetched is not None:
-            norm = self.sharded.update(fetched, loss)
+            loss = add_up(losses, self._trained)
+        # Every process has made the same model from one seed or checkpoint.
+        grads = [p.grad for p in self._trained if p.grad is not None]
+        if self.config.train.parts > 1:
+            group.sum_by_twos([loss, *grads])
         else:
-            norm = self._update(loss)
+            loss = group.sum(loss)
+            group.sum_all(grads)
+        norm = self._update(loss) if self.sharded is None else self.sharded.update(fetched, loss)
         self.loss_sum += loss
         return loss, norm
+
+    def _loss(self, work: Work, part: int, step: int, fetched: list[Fetched]) -> Tensor:
+        """The loss of a part of the batch; appends the rows that it fetched."""
+        train, device = self.config.train, self.group.device.type
+        # One draw of masks for the whole batch. Kernels draw for their own rows, so there each process has its seed;
+        # so has each part of `train.parts`, which is the same part for any number of processes.
+        is_shared = device == "cpu" and train.parts == 1
+        torch.manual_seed(seed_for(train.seed, "dropout", step, 0 if is_shared else part))
+        if self.sharded is not None:
+            work, rows = self.sharded.fetch(work)
+            fetched.append(rows)
+        dropout: AbstractContextManager[object] = nullcontext()
+        if is_shared and self.group.size > 1:
+            dropout = SameDropout(work.first, len(work.batch.items), work.total)
+        with dropout, torch.autocast(device, torch.bfloat16, enabled=self._is_bf16):
+            loss: Tensor = self.objective(work)
+        return loss
 
     def _update(self, loss: Tensor) -> Tensor:
         """AdamW for everything; returns the gradient's norm."""
@@ -118,5 +132,8 @@ def is_fused(config: Config, group: Group) -> bool:
 
 
 def is_sharded(config: Config, group: Group) -> bool:
-    """Whether the item table is spread over the processes; a softmax over the whole catalogue needs all of its rows."""
-    return group.size > 1 and config.train.loss == "sampled"
+    """Whether the item table is spread over the processes; a softmax over the whole catalogue needs all of its rows.
+
+    With `train.parts` one process updates its rows as several do, to the same bits.
+    """
+    return (group.size > 1 or config.train.parts > 1) and config.train.loss == "sampled"

@@ -25,6 +25,7 @@ from trope.data.windows import Windows, flatten_ranges
 from trope.kernels.batch import Source
 from trope.train.block_order import Cursor, EpochOrder, epoch_order, shuffled
 from trope.train.distributed import Group
+from trope.train.parts import parts_of
 from trope.train.step import Feed, seed_for
 
 # Of a window in a block: where it begins and ends, its length, its place in the order, and what is computed of them.
@@ -66,7 +67,7 @@ class StreamFeed(Feed):
     """Training batches by number, from a stream. A block has as many shards as the memory allows."""
 
     def __init__(self, stream: Stream, config: Config, group: Group) -> None:
-        self.stream, self.config, self.group = stream, config, group
+        self.stream, self.config, self.parts = stream, config, parts_of(config, group)
         max_len = config.model.max_len
         self._has_moments = config.model.predicts == "next-moment"
         event_bytes = EVENT_BYTES + _MOMENT_BYTES * self._has_moments

@@ -31,6 +31,7 @@ from trope.evaluate.evaluation import fitted_pulse
 from trope.models.recommender import SequentialRecommender
 from trope.train.distributed import Group
 from trope.train.optimizer import make_optimizer, set_learning_rates
+from trope.train.parts import for_device
 from trope.train.pulse import keep_counts, move_pulse
 from trope.train.step import Feed, seed_for
 from trope.train.stepper import Stepper
@@ -107,6 +108,7 @@ def update(
     started = time.monotonic()
     # Another seed for each update: negatives and order would otherwise repeat from tick to tick.
     seed = seed_for(config.train.seed, "update", data.time_span[1])
+    config = for_device(config, group.device)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
     feed = Feed(data, config, group, fresh_N)
     if steps is None:
@@ -147,8 +149,11 @@ def _move_to_new(
 def retrain(
     data: Sequences, config: Config, factors: Sequence[float], group: Group
 ) -> tuple[SequentialRecommender, Spent]:
-    """A model trained from the start on the training events of `data`: the same as `Trainer` with these factors."""
-    started = time.monotonic()
+    """A model trained from the start on the training events of `data`: the same as `Trainer` with these factors.
+
+    With `train.parts` it is the same to rounding, because the table is whole here.
+    """
+    started, config = time.monotonic(), for_device(config, group.device)
     torch.manual_seed(seed_for(config.train.seed, "init"))
     model = SequentialRecommender(config, data.num_items, data.time_span).to(group.device)
     done = _learn(model, data, config, Feed(data, config, group), factors, group)

@@ -68,6 +68,8 @@ class ShardRanking:
         shifted = None if left_out is None else _Shifted(left_out, before)
         dots = dot_scores(users_BE, self.unit_VE)
         found = top_k_of(dots, len(users_BE), mine, users_BE.device, k, shifted, tile)
+        if self.shard.size == 1:
+            return found
         ids_BK = found.items_BK + before * (found.items_BK > 0)
         items, scores = ([torch.empty_like(x) for _ in range(self.shard.size)] for x in (ids_BK, found.scores_BK))
         dist.all_gather(items, ids_BK)
