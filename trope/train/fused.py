@@ -41,7 +41,7 @@ from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
 from trope.kernels.adamw import factors_of
-from trope.kernels.aside import Aside
+from trope.kernels.aside import Aside, Beside, Late
 from trope.kernels.backend import Backend
 from trope.kernels.batch import BatchShape, Tokens, gather_batch
 from trope.kernels.embed import embed, embed_backward
@@ -67,6 +67,8 @@ OWN_SHARE, OWN_MOST = 0.5, 1 << 27
 # Priority of streams that go before the network's, which has -1: the table's multiprocessors are taken before the
 # network spreads over all, and the short launches at the step's end do not wait for the rows of the batch's items.
 AHEAD = -2
+# And of the stream that forms the network's gradients of its parameters: behind what the backward pass waits for.
+BEHIND = 0
 _EMBED_STREAM = 0  # of dropout; blocks have 1, 2, ..
 
 logger = logging.getLogger("trope")
@@ -128,6 +130,7 @@ class FusedStep:
         # what it waits for and its matrices' AdamW, `own`, for the table's update, and `last`, for the step's end.
         self.aside, self.small = (Aside(self.device) for _ in range(2))
         self.soon, self.own, self.last = (Aside(self.device, priority=AHEAD) for _ in range(3))
+        self.late = Late(self.device, priority=BEHIND)
         weight = self.table.weight
         self.multiprocessors = own_multiprocessors(weight, OWN_SHARE, backend) if weight.numel() <= OWN_MOST else 0
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.is_captured else None
@@ -206,7 +209,7 @@ class FusedStep:
         self.optimizer.zero_grad(set_to_none=True)
         tokens = gather_batch(self.source, plan, self.cursor, backend)
         negatives = self._draw(tokens)
-        for beside in (self.aside, self.soon, self.small, self.own, self.last):
+        for beside in (self.aside, self.soon, self.small, self.own, self.last, self.late):
             beside.is_open = plan.tokens <= BESIDE
         factors = None
         with self.small.work():
@@ -227,7 +230,7 @@ class FusedStep:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16, cache_enabled=False):
             out_TE = self.model.run(
                 x_TE, tokens.bounds, tokens.times_T, tokens.query_times_T, tokens.index_T, self.seed, start_TF,
-                self.matrices.low, self.soon,
+                self.matrices.low, Beside(self.soon, self.late),
             )  # fmt: skip
         found = self._score(out_TE.detach(), tokens, negatives)
         self.small.join()
@@ -238,6 +241,7 @@ class FusedStep:
             loss = found.loss_T.sum() * tokens.weight[0]
             self.loss_sum += loss
         out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
+        self.late.check(self.model.parameters())
         assert x_TE.grad is not None
         bounds, grad_start_TF = tokens.bounds, None if start_TF is None else start_TF.grad
         grad_rows_TE, grad_positions_LE = embed_backward(
@@ -276,15 +280,17 @@ class FusedStep:
         if factors is None:
             return self._clipped(scores, inputs, loss)
         with self.soon.work():  # beside the rows of the batch's own items
+            self.soon.wait(self.late)
             norms, read_until_joined = self.matrices.move(factors)
         with self.last.work():
+            self.last.wait(self.late)
             norms |= self.guard.norms(known=[id(self.table.weight)])
             self.optimizer.step()
             self.matrices.copy_others()
             self.last.wait(self.soon)
             norms_P = self.guard.stacked(norms)
         squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
-        for beside in (self.soon, self.last, self.own, self.aside):
+        for beside in (self.soon, self.last, self.own, self.aside, self.late):
             beside.join()
         del read_until_joined
         return self.guard.with_squares(loss, norms_P, self.table.weight, squares, others_sq)
@@ -300,6 +306,7 @@ class FusedStep:
     def _clipped(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor) -> Tensor:
         """AdamW for everything, with a largest norm of the gradient; returns the norm that it had."""
         self.last.join()
+        self.late.join()
         self.table.weight.grad = self.table.gradient(scores, inputs, self.backend)
         norm = self.guard(loss)
         nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.train.clip, norm)
