@@ -82,7 +82,7 @@ def launch_everything() -> None:
     from trope.kernels.adamw import Moved, factors_of, move
     from trope.kernels.batch import BatchShape, Source, gather_batch
     from trope.kernels.causal_attention import causal_attention
-    from trope.kernels.divergence import Watched, watch
+    from trope.kernels.divergence import Squares, Watched, watch
     from trope.kernels.embed import embed, embed_backward
     from trope.kernels.gradient_buffer import GradientBuffer
     from trope.kernels.norm import gate, norm
@@ -207,8 +207,11 @@ def launch_everything() -> None:
                 update_table(*arguments, part=part)
 
     matrices = [torch.randn(70, 50) for _ in range(4)]
-    move([Moved(*matrices, low) for low in (None, torch.zeros(70, 50, dtype=low))], factors_of(torch.ones(6)))
+    tensors = [Moved(*matrices, low) for low in (None, torch.zeros(70, 50, dtype=low))]
+    parts = move(tensors, factors_of(torch.ones(6)))
+    move([*tensors, Moved(*(torch.randn(1) for _ in range(4)), None)], factors_of(torch.ones(6)))
     watch(torch.tensor(1.0), torch.ones(17), Watched.begin(0, 17, torch.device("cpu")))
+    watch(torch.tensor(1.0), None, Watched.begin(0, 17, torch.device("cpu")), parts, Squares(3, torch.ones(6400), None))
     windows = (torch.tensor([0, 40]), torch.tensor([30, 80]), torch.tensor([0, 1]))
     source = Source(torch.arange(100, dtype=torch.int32), torch.arange(100), *windows)
     for given in (source, source._replace(following=torch.arange(100))):

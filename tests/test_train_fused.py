@@ -474,8 +474,8 @@ class Line:
 
 # Both sorts; the buckets of time, which the first block waits for; the ends of the sorts.
 SORT = ["small", "aside", "soon", "main", "main", "main"]
-# The table's other rows, the loss, the network's own matrices, the rest of it, and the norms of both.
-ROWS = ["aside", "last", "soon", "last", "last", "main", "main", "main"]
+# The table's other rows, the loss, the network's parameters, and the ends of all.
+ROWS = ["aside", "last", "soon", "main", "main", "main"]
 OWN = ["own", *ROWS[1:]]
 
 
@@ -502,7 +502,7 @@ def test_every_step_waits_for_what_it_began_beside_the_network(
     monkeypatch.setattr(train_fused, "BESIDE", beside)
     data = generate(TINY, users=100, full=False, device=CPU)
     step = Parts(TINY.config("hstu-trope", "train.negatives=8", f"train.clip={clip}"), data).fused()
-    for name in ("aside", "soon", "small", "own", "last"):
+    for name in ("aside", "soon", "small", "own", "last", "late"):
         getattr(step, name).stream = Line(name, waits)
     step.multiprocessors = multiprocessors
     sizes = set()

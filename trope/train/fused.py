@@ -281,19 +281,19 @@ class FusedStep:
             return self._clipped(scores, inputs, loss)
         with self.soon.work():  # beside the rows of the batch's own items
             self.soon.wait(self.late)
-            norms, read_until_joined = self.matrices.move(factors)
-        with self.last.work():
-            self.last.wait(self.late)
-            norms |= self.guard.norms(known=[id(self.table.weight)])
-            self.optimizer.step()
-            self.matrices.copy_others()
-            self.last.wait(self.soon)
-            norms_P = self.guard.stacked(norms)
+            parts, read_until_joined = self.matrices.move(factors, self.guard.place_of)
+        norms_P = None
+        if any(p.grad is not None for p in self.model.parameters()):
+            with self.last.work():
+                self.last.wait(self.late)
+                norms_P = self.guard.stacked(self.guard.norms(known=[id(self.table.weight)]))
+                self.optimizer.step()
+                self.matrices.copy_others()
         squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
         for beside in (self.soon, self.last, self.own, self.aside, self.late):
             beside.join()
         del read_until_joined
-        return self.guard.with_squares(loss, norms_P, self.table.weight, squares, others_sq)
+        return self.guard.with_parts(loss, norms_P, parts, self.table.weight, squares, others_sq)
 
     def _move(
         self, scores: ScoreEntries, inputs: InputEntries, factors: Tensor, part: Part, multiprocessors: int = 0

@@ -1,4 +1,4 @@
-"""The network's large matrices in the fused step: AdamW in one pass each, and copies in bf16 for the next step.
+"""The network's parameters in the fused step: AdamW in one launch, and copies in bf16 for the next step.
 
 A cast of every matrix at its product would be a launch in the middle of the forward pass. The pass that moves a matrix
 writes the copy instead (trope.kernels.adamw), beside the item table's update.
@@ -6,17 +6,18 @@ writes the copy instead (trope.kernels.adamw), beside the item table's update.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from trope.kernels.adamw import Moved, move
+from trope.kernels.adamw import Moved, Parts, move
 from trope.kernels.backend import Backend
 from trope.models.recommender import SequentialRecommender
 from trope.train.optimizer import group_of, hold_moments
 
-# Numbers of a tensor from which on it moves here; torch's AdamW moves smaller ones together. From 4,096 on is no
-# faster (results/step-h200.txt).
-LARGE = 1 << 16
+# Numbers of a tensor from which on it moves here; torch's AdamW moves smaller ones.
+LARGE = 1
 
 
 class Matrices:
@@ -41,7 +42,10 @@ class Matrices:
         self.optimizer, self.low_dtype, self.backend = optimizer, low_dtype, backend
         network = [p for p in model.parameters() if p is not model.items.weight]
         rates = group_of(optimizer, model.items.weight)
-        self.large = [p for p in network if moves and p.numel() >= LARGE and _is_alike(group_of(optimizer, p), rates)]
+        self.large = [
+            p for p in network
+            if moves and p.requires_grad and p.numel() >= LARGE and _is_alike(group_of(optimizer, p), rates)
+        ]  # fmt: skip
         for parameter in self.large:
             hold_moments(optimizer, parameter, hyper)
         self._low: dict[int, Tensor] = {}
@@ -60,11 +64,13 @@ class Matrices:
                 self._copies.append(self._low[id(parameter)])
         return self._low[id(parameter)]
 
-    def move(self, factors: Tensor) -> tuple[dict[int, Tensor], list[Tensor]]:
-        """Move the large tensors; returns the norms of their gradients by id, and the gradients.
+    def move(self, factors: Tensor, place_of: Callable[[Tensor], int]) -> tuple[Parts, list[Tensor]]:
+        """Move the tensors that move here; returns the squared norms of their gradients, and the gradients.
 
         The parameters' own gradients are gone then, so the optimiser passes them over. Another stream may still read
         the returned ones.
+
+        place_of: the number of a parameter, see `Parts`.
         """
         moving = [p for p in self.large if p.grad is not None]
         gradients = [p.grad.contiguous() for p in moving if p.grad is not None]
@@ -72,10 +78,11 @@ class Matrices:
         for parameter, gradient in zip(moving, gradients, strict=True):
             state = self.optimizer.state[parameter]
             moments = (state["exp_avg"], state["exp_avg_sq"])
-            tensors.append(Moved(parameter.detach(), *moments, gradient, self._low.get(id(parameter))))
+            group, low = group_of(self.optimizer, parameter), self._low.get(id(parameter))
+            decays = bool(group["weight_decay"])
+            tensors.append(Moved(parameter.detach(), *moments, gradient, low, place_of(parameter), decays))
             parameter.grad = None
-        norms = move(tensors, factors, self.backend)
-        return dict(zip(map(id, moving), norms.unbind(), strict=True)), gradients
+        return move(tensors, factors, self.backend), gradients
 
     @torch.no_grad()
     def copy_others(self) -> None:
@@ -85,6 +92,6 @@ class Matrices:
 
 
 def _is_alike(group: dict[str, object], other: dict[str, object]) -> bool:
-    """Whether two groups of the optimiser have the same rates; the table's are formed once for both."""
-    names = ("lr", "betas", "eps", "weight_decay")
-    return all(group[name] == other[name] for name in names)
+    """Whether a group of the optimiser has another's rates, which are formed once for both; it may have no decay."""
+    is_same = all(group[name] == other[name] for name in ("lr", "betas", "eps"))
+    return is_same and group["weight_decay"] in (other["weight_decay"], 0)

@@ -182,7 +182,7 @@ def backward(
         return dq, dk, dv, *bias_gradient.sum_strips(fill_both, 1, torch.float32, bounds, n, bias, late)
     if keep:
         kept.query_from_kept(ds, k, dq, bounds, n)
-        return dq, dk, dv, *(bias_gradient.from_kept(ds, bounds, n, bias) if has_bias else (None, None))
+        return dq, dk, dv, *(bias_gradient.from_kept(ds, bounds, n, bias, late) if has_bias else (None, None))
 
     def fill(strips: Tensor, first: int, units: int, tiles: int) -> None:
         _query_kernel[(groups, units)](

@@ -212,7 +212,9 @@ def _distance_sum_kernel(p_partial, p_d_position, R, L, centre, scale, s_partial
     tl.store(p_d_position + centre - distance, tl.sum(b_sum, axis=0) * scale)
 
 
-def from_kept(ds: Tensor, bounds: SequenceBounds, n: int, bias: Bias) -> tuple[Tensor | None, Tensor | None]:
+def from_kept(
+    ds: Tensor, bounds: SequenceBounds, n: int, bias: Bias, late: Late = IN_PLACE
+) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the weights from the gradient of the scores, [B, H, keys, queries]."""
 
     def fill(strips: Tensor, first: int, units: int, tiles: int) -> None:
@@ -228,7 +230,7 @@ def from_kept(ds: Tensor, bounds: SequenceBounds, n: int, bias: Bias) -> tuple[T
             num_warps=4,
         )
 
-    return sum_strips(fill, 1, torch.float32, bounds, n, bias)
+    return sum_strips(fill, 1, torch.float32, bounds, n, bias, late)
 
 
 def sum_strips(

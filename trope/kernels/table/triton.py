@@ -43,8 +43,8 @@ from trope.kernels.table.reference import InputEntries, Part, ScoreEntries
 # Gathered numbers in registers at once: fewer registers, more programs that wait side by side. results/table-h200.txt
 # compares rows, chunks, warps and cache hints on an H200; none is better by more than a few percent.
 _TILE = 2048
-# Many partial sums are added up in so many parts first: torch takes 34 microseconds for a hundred thousand at once.
-_SUMS = 256
+# More partial sums are added up in `_SUMS` parts first: torch takes 34 microseconds for a hundred thousand at once.
+MOST_PARTS, _SUMS = 1 << 14, 256
 # Below this many items sort keys have 16 bits: half the passes of a radix sort.
 _SHORT_KEYS = 1 << 16
 
@@ -138,7 +138,7 @@ def _table_kernel(
         tl.store(p_partial + tl.program_id(0), tl.sum(b_square))
         if ROWWISE:
             b_square = tl.sum(b_square, axis=1)[:, None] / E
-        b_w, b_avg, b_sq = moved(b_w, b_avg, b_sq, b_g, b_square, p_factors)
+        b_w, b_avg, b_sq = moved(b_w, b_avg, b_sq, b_g, b_square, tl.load(p_factors), p_factors)
         tl.store(p_table + o_w, b_w, mask=m, eviction_policy="evict_first")
         tl.store(p_avg + o_w, b_avg, mask=m, eviction_policy="evict_first")
         tl.store(p_sq + o_sq, b_sq, mask=m_sq, eviction_policy="evict_first")
@@ -279,7 +279,7 @@ def update_table(
     tile = _tile(E, scores.order.numel() / rows)
     num_rows = inputs.order.numel() if part == "inputs" else rows
     blocks = triton.cdiv(num_rows, tile["ROWS"])
-    sums = _SUMS if blocks > 16 * _SUMS else 1
+    sums = _SUMS if blocks > MOST_PARTS else 1
     blocks = triton.cdiv(blocks, sums) * sums  # rows beyond the last have no gradient
     if not blocks:
         return torch.zeros(1, dtype=torch.float32, device=table_VE.device)
@@ -302,7 +302,7 @@ def update_table(
         OF_OTHERS=part == "others",
         **tile,
     )
-    return partial.view(sums, -1).sum(dim=1)
+    return partial if sums == 1 else partial.view(sums, -1).sum(dim=1)
 
 
 def unit_vectors(table_VE: Tensor, dtype: torch.dtype) -> Tensor:
