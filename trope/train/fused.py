@@ -41,7 +41,7 @@ from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
 from trope.kernels.adamw import factors_of
-from trope.kernels.aside import Aside, Beside, Late
+from trope.kernels.aside import IN_PLACE, Aside, Beside, Late
 from trope.kernels.backend import Backend
 from trope.kernels.batch import BatchShape, Tokens, gather_batch
 from trope.kernels.embed import embed, embed_backward
@@ -69,6 +69,8 @@ OWN_SHARE, OWN_MOST = 0.5, 1 << 27
 AHEAD = -2
 # And of the stream that forms the network's gradients of its parameters: behind what the backward pass waits for.
 BEHIND = 0
+# Whether negatives are drawn beside the network's beginning, and the positions' gradient beside the table's update.
+DRAWN_BESIDE, POSITIONS_BESIDE = True, True
 _EMBED_STREAM = 0  # of dropout; blocks have 1, 2, ..
 
 logger = logging.getLogger("trope")
@@ -208,13 +210,15 @@ class FusedStep:
         model, backend = self.config.model, self.backend
         self.optimizer.zero_grad(set_to_none=True)
         tokens = gather_batch(self.source, plan, self.cursor, backend)
-        negatives = self._draw(tokens)
         for beside in (self.aside, self.soon, self.small, self.own, self.last, self.late):
             beside.is_open = plan.tokens <= BESIDE
         factors = None
         with self.small.work():
             inputs = self.table.input_entries(tokens.items_T, backend)
+        with (self.last if DRAWN_BESIDE else IN_PLACE).work():
+            negatives = self._draw(tokens)
         with self.aside.work():
+            self.aside.wait(self.last)
             if self.config.train.clip == 0:
                 self.hyper[5] += 1
                 factors = factors_of(self.hyper, self.backend)
@@ -232,6 +236,7 @@ class FusedStep:
                 x_TE, tokens.bounds, tokens.times_T, tokens.query_times_T, tokens.index_T, self.seed, start_TF,
                 self.matrices.low, Beside(self.soon, self.late),
             )  # fmt: skip
+        self.last.join()
         found = self._score(out_TE.detach(), tokens, negatives)
         self.small.join()
         self.aside.join()
@@ -245,8 +250,9 @@ class FusedStep:
         assert x_TE.grad is not None
         bounds, grad_start_TF = tokens.bounds, None if start_TF is None else start_TF.grad
         grad_rows_TE, grad_positions_LE = embed_backward(
-            x_TE.grad, tokens.items_T, bounds.starts_B, bounds.lengths_B, model.max_len, *drops, grad_start_TF
-        )
+            x_TE.grad, tokens.items_T, bounds.starts_B, bounds.lengths_B, model.max_len, *drops, grad_start_TF,
+            self.soon if POSITIONS_BESIDE else IN_PLACE,
+        )  # fmt: skip
         if positions is not None:
             positions.weight.grad = grad_positions_LE
         inputs = inputs._replace(grad_TE=grad_rows_TE)
@@ -305,8 +311,8 @@ class FusedStep:
 
     def _clipped(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor) -> Tensor:
         """AdamW for everything, with a largest norm of the gradient; returns the norm that it had."""
-        self.last.join()
-        self.late.join()
+        for beside in (self.last, self.soon, self.late):
+            beside.join()
         self.table.weight.grad = self.table.gradient(scores, inputs, self.backend)
         norm = self.guard(loss)
         nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.train.clip, norm)
