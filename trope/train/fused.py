@@ -47,7 +47,7 @@ from trope.kernels.batch import BatchShape, Tokens, gather_batch
 from trope.kernels.embed import embed, embed_backward
 from trope.kernels.softmax import draw_uniform, sampled_softmax
 from trope.kernels.softmax.shared import shared_softmax
-from trope.kernels.table import InputEntries, Part, ScoreEntries, own_multiprocessors
+from trope.kernels.table import InputEntries, Part, ScoreEntries, own_multiprocessors, score_inputs
 from trope.models.recommender import SequentialRecommender
 from trope.train.divergence import DivergenceGuard
 from trope.train.loss import draw_negatives
@@ -71,6 +71,9 @@ AHEAD = -2
 BEHIND = 0
 # Whether negatives are drawn beside the network's beginning, and the positions' gradient beside the table's update.
 DRAWN_BESIDE, POSITIONS_BESIDE = True, True
+# Whether what the scores give to the gradient of the batch's own items is added up before the network's gradient is
+# there.
+SCORED_AHEAD = True
 _EMBED_STREAM = 0  # of dropout; blocks have 1, 2, ..
 
 logger = logging.getLogger("trope")
@@ -242,6 +245,10 @@ class FusedStep:
         self.aside.join()
         scores = ScoreEntries(*entries, found.coefs, found.rows)
         others_sq = self._move_others(scores, inputs, factors)
+        if SCORED_AHEAD and others_sq is not None:
+            with self.small.work():
+                scored_TE = score_inputs(self.table.weight.detach(), scores, inputs, backend)
+            inputs = inputs._replace(scored_TE=scored_TE)
         with self.last.work():
             loss = found.loss_T.sum() * tokens.weight[0]
             self.loss_sum += loss
@@ -295,6 +302,7 @@ class FusedStep:
                 norms_P = self.guard.stacked(self.guard.norms(known=[id(self.table.weight)]))
                 self.optimizer.step()
                 self.matrices.copy_others()
+        self.small.join()
         squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
         for beside in (self.soon, self.last, self.own, self.aside, self.late):
             beside.join()
