@@ -27,6 +27,11 @@ class Aside:
         self._is_ahead = False  # there is work that the main stream has not waited for
         self._kept: list[Tensor] = []
 
+    def begin(self, is_open: bool) -> None:
+        """Begin a step, whatever has become of the one before."""
+        self.is_open, self._is_ahead = is_open, False
+        self._kept.clear()
+
     @contextmanager
     def work(self, *touched: Tensor) -> Iterator[None]:
         """What is launched in here runs after everything launched so far, and beside what is launched after it.
@@ -67,6 +72,10 @@ class Late(Aside):
         super().__init__(device, priority)
         self._made: list[int] = []  # addresses: autograd would copy a gradient that somebody else holds
 
+    def begin(self, is_open: bool) -> None:
+        super().begin(is_open)
+        self._made.clear()
+
     def to(self, *inputs: Tensor | None) -> Late:
         """This if autograd hands on the gradients of these inputs: of different parameters, or transposed ones.
 
@@ -82,9 +91,9 @@ class Late(Aside):
             self._made.append(made.data_ptr())
         return made
 
-    def check(self, parameters: Iterable[Tensor]) -> None:
-        """Raise if a gradient is not where it was made."""
-        arrived = {x.grad.data_ptr() for x in parameters if x.grad is not None}
+    def check(self, gradients: Iterable[Tensor | None]) -> None:
+        """Raise if one that was made here is not among the gradients that have arrived."""
+        arrived = {x.data_ptr() for x in gradients if x is not None}
         made, self._made = self._made, []
         if not arrived.issuperset(made):
             raise RuntimeError("autograd has changed a gradient on a stream that has not waited for it")

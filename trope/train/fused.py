@@ -129,7 +129,9 @@ class FusedStep:
         # With a largest norm the optimiser updates the table as any parameter.
         self.hyper = table_hyper(optimizer, self.table.weight, step, holds_moments=config.train.clip == 0)
         low_dtype = torch.bfloat16 if is_bf16 else None
-        self.matrices = Matrices(model, optimizer, self.hyper, config.train.clip == 0, low_dtype, backend)
+        self.matrices = Matrices(
+            model, optimizer, self.hyper, config.train.clip == 0, low_dtype, guard.place_of, backend
+        )
         self.is_captured = self.device.type == "cuda"
         # `aside` and `small` sort the batch's entries and take what the network leaves free. Ahead of it go `soon`, for
         # what it waits for and its matrices' AdamW, `own`, for the table's update, and `last`, for the step's end.
@@ -214,7 +216,7 @@ class FusedStep:
         self.optimizer.zero_grad(set_to_none=True)
         tokens = gather_batch(self.source, plan, self.cursor, backend)
         for beside in (self.aside, self.soon, self.small, self.own, self.last, self.late):
-            beside.is_open = plan.tokens <= BESIDE
+            beside.begin(plan.tokens <= BESIDE)
         factors = None
         with self.small.work():
             inputs = self.table.input_entries(tokens.items_T, backend)
@@ -252,8 +254,9 @@ class FusedStep:
         with self.last.work():
             loss = found.loss_T.sum() * tokens.weight[0]
             self.loss_sum += loss
-        out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
-        self.late.check(self.model.parameters())
+        with self.matrices.moving(factors, self.late):
+            out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
+        self.late.check([*self.matrices.read, *(p.grad for p in self.model.parameters())])
         assert x_TE.grad is not None
         bounds, grad_start_TF = tokens.bounds, None if start_TF is None else start_TF.grad
         grad_rows_TE, grad_positions_LE = embed_backward(
@@ -294,7 +297,7 @@ class FusedStep:
             return self._clipped(scores, inputs, loss)
         with self.soon.work():  # beside the rows of the batch's own items
             self.soon.wait(self.late)
-            parts, read_until_joined = self.matrices.move(factors, self.guard.place_of)
+            parts = self.matrices.move(factors)
         norms_P = None
         if any(p.grad is not None for p in self.model.parameters()):
             with self.last.work():
@@ -306,7 +309,7 @@ class FusedStep:
         squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
         for beside in (self.soon, self.last, self.own, self.aside, self.late):
             beside.join()
-        del read_until_joined
+        self.matrices.read.clear()
         return self.guard.with_parts(loss, norms_P, parts, self.table.weight, squares, others_sq)
 
     def _move(
