@@ -10,13 +10,14 @@ The mathematics is that of `trope.train.step`; what differs is where it happens:
   for the N that count;
 - the turning dims of the network's input are a second input, a view of the first: the readout subtracts them. Their
   gradient is then as narrow as they are, and `embed_backward` adds it to the input's;
-- the network's large matrices move in one pass each, which also writes the copies in bf16 that the next step's products
-  read (trope.train.matrices);
+- the network's parameters move in one launch, which also writes the copies in bf16 that the next step's products read
+  (trope.train.matrices);
 - in a batch of few tokens the network leaves much of the GPU free, and more goes on beside it (trope.kernels.aside).
   During the forward pass the batch's entries are sorted by item, and the time bias finds its buckets. During the
   backward pass the rows that are no token's input are updated, which is nearly all of the table, on multiprocessors
-  of their own (trope/kernels/table/own.cu). Only the rows of the batch's own items wait for the network's gradient,
-  and the network's own parameters move beside them;
+  of their own (trope/kernels/table/own.cu). Only the rows of the batch's own items wait for the network's gradient.
+  Gradients of the network's parameters, which nothing in the backward pass waits for, are formed beside it, too, and
+  parameters move when enough of them have come;
 - everything that changes from step to step lives on the device: the cursor into the epoch's order, the step number, the
   learning rates, and the seed of everything random, which depends on the step alone: a resumed run draws the same;
 - a batch takes as many tokens as it has events, rounded up to one of a few sizes. The first batch of a size runs as
@@ -133,8 +134,9 @@ class FusedStep:
             model, optimizer, self.hyper, config.train.clip == 0, low_dtype, guard.place_of, backend
         )
         self.is_captured = self.device.type == "cuda"
-        # `aside` and `small` sort the batch's entries and take what the network leaves free. Ahead of it go `soon`, for
-        # what it waits for and its matrices' AdamW, `own`, for the table's update, and `last`, for the step's end.
+        # `aside` and `small` sort the batch's entries and take what the network leaves free. So does `late`, for the
+        # gradients of its parameters. Ahead of the network go `soon`, for what it waits for and the rest of its
+        # parameters' AdamW, `own`, for the table's update, and `last`, for the draw and the loss.
         self.aside, self.small = (Aside(self.device) for _ in range(2))
         self.soon, self.own, self.last = (Aside(self.device, priority=AHEAD) for _ in range(3))
         self.late = Late(self.device, priority=BEHIND)
