@@ -154,11 +154,13 @@ def test_what_autograd_has_to_add_up_is_formed_in_place(lines: Lines) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (4, 4)])
-def test_which_inputs_are_parameters(shape: tuple[int, int]) -> None:
-    weight, late = learned(*shape), Late(CPU)
+def test_which_inputs_are_parameters(shape: tuple[int, int], lines: Lines) -> None:
+    weight, late = learned(*shape), lines.late
     assert late.to(weight) is late.to(weight.t(), None) is late.to(weight, learned(3)) is late
     for others in ((weight, weight), (weight, weight.t()), (weight[:],), (2 * weight,), (weight.detach(),)):
         assert late.to(*others) is IN_PLACE
+    late.is_open = False
+    assert late.to(weight) is Late(CPU).to(weight) is IN_PLACE
 
 
 def test_slices_that_share_their_room_are_summed_in_place(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,8 @@ class Late(Aside):
 
         Else `IN_PLACE`.
         """
+        if self.stream is None or not self.is_open:
+            return IN_PLACE
         parameters = [_parameter(x) for x in inputs if x is not None]
         is_plain = None not in parameters and len(set(map(id, parameters))) == len(parameters)
         return self if is_plain else IN_PLACE
