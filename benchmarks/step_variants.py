@@ -55,6 +55,8 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "parameters move at the end": [(matrices, "EARLY", 1 << 60)],
         "scores of inputs in their update": [(fused, "SCORED_AHEAD", False)],
         "draw and positions in the chain": [(fused, "DRAWN_BESIDE", False), (fused, "POSITIONS_BESIDE", False)],
+        # Not for use, every step draws the same: what the launch between two graphs costs that writes the step's seed.
+        "experiment: no seed": [(fused.FusedStep, "_sow", lambda step, seed: None)],
         "before": BEFORE,
         **{f"own {share}": [(fused, "OWN_SHARE", share)] for share in (0.42, 0.46, 0.55, 0.6, 0.65, 0.7)},
         "nothing ahead of the network": [(fused, "AHEAD", -1)],
