@@ -82,7 +82,7 @@ def launch_everything() -> None:
     from trope.kernels.adamw import Moved, factors_of, move
     from trope.kernels.batch import BatchShape, Source, gather_batch
     from trope.kernels.causal_attention import causal_attention
-    from trope.kernels.divergence import Watched, watch
+    from trope.kernels.divergence import Squares, Watched, watch
     from trope.kernels.embed import embed, embed_backward
     from trope.kernels.gradient_buffer import GradientBuffer
     from trope.kernels.norm import gate, norm
@@ -95,7 +95,15 @@ def launch_everything() -> None:
     from trope.kernels.softmax import draw_uniform, sampled_softmax
     from trope.kernels.split_rotate import split_rotate
     from trope.kernels.swiglu import swiglu
-    from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
+    from trope.kernels.table import (
+        InputEntries,
+        ScoreEntries,
+        invert,
+        score_inputs,
+        table_gradient,
+        unit_vectors,
+        update_table,
+    )
 
     # The tile of a GPU, though the tensors are on the CPU.
     ranking_triton._tile = lambda x: {"BLOCK_S": 128, "BLOCK_V": 256, "BLOCK_E": 64, "WIDEN": False}
@@ -205,10 +213,15 @@ def launch_everything() -> None:
             for part in ("all", "others", "inputs"):
                 arguments = (table, torch.zeros(V + 1, E), second, unit, scores, inputs, factors_of(torch.ones(6)))
                 update_table(*arguments, part=part)
+            scored = inputs._replace(scored_TE=score_inputs(table, scores, inputs))
+            update_table(*arguments[:5], scored, arguments[6], part="inputs")
 
     matrices = [torch.randn(70, 50) for _ in range(4)]
-    move([Moved(*matrices, low) for low in (None, torch.zeros(70, 50, dtype=low))], factors_of(torch.ones(6)))
+    tensors = [Moved(*matrices, low) for low in (None, torch.zeros(70, 50, dtype=low))]
+    parts = move(tensors, factors_of(torch.ones(6)))
+    move([*tensors, Moved(*(torch.randn(1) for _ in range(4)), None)], factors_of(torch.ones(6)))
     watch(torch.tensor(1.0), torch.ones(17), Watched.begin(0, 17, torch.device("cpu")))
+    watch(torch.tensor(1.0), None, Watched.begin(0, 17, torch.device("cpu")), parts, Squares(3, torch.ones(6400), None))
     windows = (torch.tensor([0, 40]), torch.tensor([30, 80]), torch.tensor([0, 1]))
     source = Source(torch.arange(100, dtype=torch.int32), torch.arange(100), *windows)
     for given in (source, source._replace(following=torch.arange(100))):

@@ -21,19 +21,44 @@ from trope.bench.tools import step_seconds
 from trope.bench.train import Bench, warm_up
 from trope.data.sequences import Sequences
 from trope.environment import describe
-from trope.kernels.attention import narrow
-from trope.train import fused
+from trope.kernels import project
+from trope.kernels.attention import bias_gradient, narrow
+from trope.kernels.readout import triton as readout
+from trope.kernels.silu_rotate import triton as silu_rotate
+from trope.kernels.table import triton as table
+from trope.train import fused, matrices
 
 Variant = list[tuple[Any, str, Any]]  # module, constant, value
 
 TRITON: Variant = [(narrow, "HEAD_DIM", 0)]  # attention for heads of 32, too
 BEFORE: Variant = [(fused, "OWN_SHARE", 0), (fused, "AHEAD", -1)]  # the table shares all multiprocessors
+# Gradients that nothing in the backward pass waits for are formed in it.
+WEIGHTS: Variant = [(project, "WEIGHTS_LATE", False)]
+SUMS: Variant = [(project, "BIASES_LATE", False), (bias_gradient, "SUMS_LATE", False)]
+SUMS += [(readout, "SUMS_LATE", False), (silu_rotate, "SUMS_LATE", False)]
+# torch moves the network's small tensors, and adds up the squares of the table's gradient.
+SMALL: Variant = [(matrices, "LARGE", 1 << 16), (table, "MOST_PARTS", 1 << 12)]
+ALL_OFF: Variant = [*WEIGHTS, *SUMS, *SMALL, (fused, "SCORED_AHEAD", False), (matrices, "EARLY", 1 << 60)]
+ALL_OFF += [(fused, "DRAWN_BESIDE", False), (fused, "POSITIONS_BESIDE", False)]
 VARIANTS: dict[str, dict[str, Variant]] = {
     "shop": {"default": [], "triton": TRITON},
     "shop-long": {"default": [], "triton": TRITON},
     "pixel1m": {
+        "default": [],
+        "all off": ALL_OFF,
+        "products of weights in the backward pass": WEIGHTS,
+        "sums in the backward pass": SUMS,
+        "products and sums in the backward pass": [*WEIGHTS, *SUMS],
+        "late at the network's priority": [(fused, "BEHIND", -1)],
+        "late ahead of the network": [(fused, "BEHIND", -2)],
+        "torch moves small tensors": SMALL,
+        "parameters move at the end": [(matrices, "EARLY", 1 << 60)],
+        "scores of inputs in their update": [(fused, "SCORED_AHEAD", False)],
+        "draw and positions in the chain": [(fused, "DRAWN_BESIDE", False), (fused, "POSITIONS_BESIDE", False)],
+        # Not for use, every step draws the same: what the launch between two graphs costs that writes the step's seed.
+        "experiment: no seed": [(fused.FusedStep, "_sow", lambda step, seed: None)],
         "before": BEFORE,
-        **{f"own {share}": [(fused, "OWN_SHARE", share)] for share in (0.24, 0.33, 0.38, 0.42, 0.46, 0.5, 0.6, 0.75)},
+        **{f"own {share}": [(fused, "OWN_SHARE", share)] for share in (0.42, 0.46, 0.55, 0.6, 0.65, 0.7)},
         "nothing ahead of the network": [(fused, "AHEAD", -1)],
     },
     "tiny": {"default": [], "before": BEFORE},

@@ -68,6 +68,21 @@ def test_what_is_saved_comes_back_to_the_bit(tmp_path: Path, table_state: str) -
     assert [group["lr"] for group in fresh_optimizer.param_groups][:2] == [1e-3, 1 / 3]
 
 
+def test_the_fused_steps_count_is_read_as_torchs(tmp_path: Path) -> None:
+    """The fused step counts in float64; torch's own AdamW would misread that on a GPU."""
+    model, optimizer = make()
+    network = [parameter for parameter in model.parameters() if parameter is not model.items.weight]
+    for parameter in network:
+        optimizer.state[parameter]["step"] = torch.tensor(3.0, dtype=torch.float64)
+    Checkpoints(tmp_path).save(model, optimizer, TrainState(step=3))
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    fresh, fresh_optimizer = make()
+    fresh_optimizer.state.clear()
+    checkpoint.load(path, fresh, fresh_optimizer)
+    counts = [fresh_optimizer.state[parameter]["step"] for parameter in fresh.parameters()]
+    assert [count.dtype for count in counts] == [torch.float32] * len(counts) and 3 in map(float, counts)
+
+
 @pytest.mark.parametrize("table_state", ["full", "row"])
 def test_a_process_without_items_goes_on(tmp_path: Path, table_state: str) -> None:
     """With train.clip AdamW updates the table too, which needs moments of the row of padding."""

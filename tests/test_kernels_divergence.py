@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
+from trope.kernels.adamw import Parts
 from trope.kernels.backend import Backend
 from trope.kernels.divergence import Squares, Watched, watch
 
-pytest.importorskip("trope.kernels.divergence.triton", reason="needs the package triton")
+divergence_triton = pytest.importorskip("trope.kernels.divergence.triton", reason="needs the package triton")
 
 NAN, INF = math.nan, math.inf
 
@@ -53,15 +54,26 @@ def test_any_number_of_parameters(parameters: int, device: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("sizes", [(1, None), (256, 256), (3, 40), (300, 1)])
-def test_takes_one_norm_by_parts_of_its_square(sizes: tuple[int, int | None], backend: Backend, device: str) -> None:
+@pytest.mark.parametrize("most", [8192, 64])
+def test_takes_norms_by_parts_of_their_squares(
+    sizes: tuple[int, int | None], most: int, backend: Backend, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One parameter's norm is given, one is in parts with places, one in parts of its own; most: parts at once."""
+    monkeypatch.setattr(divergence_triton, "MOST", most)
     rng = torch.Generator().manual_seed(0)
     first, second = (None if size is None else torch.rand(size, generator=rng).to(device) for size in sizes)
-    norms_P = torch.tensor([3.0, NAN, 4.0], device=device)
-    watched = Watched.begin(0, 3, torch.device(device))
+    places_S = torch.tensor([0, 3, 0, 3, 3] * 50, dtype=torch.int32, device=device)
+    parts = Parts(torch.rand(len(places_S), generator=rng).to(device), places_S)
+    ours, theirs = (float(parts.squares_S[places_S == place].sum()) for place in (0, 3))
+    watched = Watched.begin(0, 4, torch.device(device))
+    loss = torch.tensor(1.0, device=device)
     assert first is not None
-    norm = watch(torch.tensor(1.0, device=device), norms_P, watched, Squares(1, first, second), backend)
-    total = 25 + float(first.sum()) + (0 if second is None else float(second.sum()))
-    assert float(norm) == pytest.approx(math.sqrt(total), rel=1e-6)
+    of_table = float(first.sum()) + (0 if second is None else float(second.sum()))
+    for given, norms_P in ((16.0, torch.tensor([0.0, NAN, 4.0, 0.0], device=device)), (0.0, None)):
+        norm = watch(loss, norms_P, watched, parts, Squares(1, first, second), backend)
+        assert float(norm) == pytest.approx(math.sqrt(given + ours + theirs + of_table), rel=1e-6)
     assert int(watched.bad_step) == -1
-    watch(torch.tensor(1.0, device=device), norms_P, watched, Squares(1, first * INF, second), backend)
-    assert int(watched.bad_step) == 2 and watched.bad_norms_P.tolist() == [3.0, INF, 4.0]
+    norms_P = torch.tensor([0.0, NAN, 4.0, 0.0], device=device)
+    watch(loss, norms_P, watched, parts, Squares(1, first * INF, second), backend)
+    wanted = [math.sqrt(ours), INF, 4.0, math.sqrt(theirs)]
+    assert int(watched.bad_step) == 3 and watched.bad_norms_P.tolist() == pytest.approx(wanted, rel=1e-6)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trope.kernels.aside import Aside
+from trope.kernels.aside import Beside, Late
 from trope.kernels.attention import Gaps, time_gaps
 from trope.kernels.backend import resolve_backend
 from trope.kernels.sequence_bounds import SequenceBounds
@@ -61,7 +60,7 @@ class Context:
         like: a tensor of the device and dtype that blocks compute in.
         seed: int64 [1], of dropout inside kernels; without one torch's generator draws it when it is needed.
         low: gives a parameter's copy in `dtype`, which a trainer keeps current, or None.
-        aside: where work may go on beside the blocks' own.
+        beside: where work may go on beside the blocks' own.
     """
 
     def __init__(
@@ -73,10 +72,10 @@ class Context:
         like: Tensor,
         seed: Tensor | None = None,
         low: Callable[[Tensor], Tensor | None] | None = None,
-        aside: Aside | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self.bounds, self.times_T, self.query_times_T, self.index_T = bounds, times_T, query_times_T, index_T
-        self._like, self._seed, self._low, self._aside = like, seed, low, aside
+        self._like, self._seed, self._low, self._beside = like, seed, low, beside or Beside()
         self._gaps: dict[int, Gaps] = {}
         self._coordinates: dict[tuple[type, bool], tuple[Tensor, Tensor]] = {}
         self._intervals: dict[int, Tensor] = {}
@@ -91,19 +90,23 @@ class Context:
         """A copy of a parameter in `dtype`, or None if nobody keeps one."""
         return None if self._low is None else self._low(parameter)
 
+    @property
+    def late(self) -> Late:
+        """Where the backward pass forms gradients of parameters."""
+        return self._beside.late
+
     def begin_gaps(self, last: int, heads: tuple[int, int]) -> None:
         """Compute `gaps`, on a GPU beside what the block does until it asks for them.
 
         heads: how many the block has, and how wide.
         """
         if last not in self._gaps:
-            with nullcontext() if self._aside is None else self._aside.work():
+            with self._beside.soon.work():
                 self._gaps[last] = self._make_gaps(last, heads)
 
     def gaps(self, last: int) -> Gaps:
         """Time gaps of all pairs, in buckets 0 .. last, for HSTU's time bias; `begin_gaps` has begun them."""
-        if self._aside is not None:
-            self._aside.join()
+        self._beside.soon.join()
         return self._gaps[last]
 
     def _make_gaps(self, last: int, heads: tuple[int, int]) -> Gaps:

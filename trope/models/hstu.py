@@ -67,11 +67,12 @@ class HSTUBlock(Block):
         if self.bias.time is not None:
             context.begin_gaps(LAST_BUCKET, (self.heads, self.head_dim))
         x_TE, normed_TE = norm(stream.x_TE, stream.delta_TE, out_dtype=context.dtype)
-        pre_TF = project(normed_TE, self.uvqk, low_IO=context.low(self.uvqk))
+        pre_TF = project(normed_TE, self.uvqk, low_IO=context.low(self.uvqk), late=context.late)
         buffer = GradientBuffer(pre_TF.shape[1])
         u, v, q, k = self.split(pre_TF, context, buffer)
         gaps = None if self.bias.time is None else context.gaps(LAST_BUCKET)
-        y_THD = hstu_attention(q, k, v, context.bounds, self.max_len, self.bias.position, self.bias.time, gaps)
+        bias = (self.bias.position, self.bias.time, gaps)
+        y_THD = hstu_attention(q, k, v, context.bounds, self.max_len, *bias, late=context.late)
         dropout = self.dropout.p if self.training else 0.0
         seed = context.kernel_seed() if dropout else None
         gated_TF = gate(y_THD.flatten(1), u.flatten(1), dropout, seed, self.number, self.gate_eps, buffer)
@@ -79,7 +80,9 @@ class HSTUBlock(Block):
             gated_TF = self.dropout(gated_TF)
         low, low_bias = context.low(self.out.weight), context.low(self.out.bias)
         low = None if low is None else low.t()
-        delta_TE = project(gated_TF, self.out.weight.t(), self.out.bias, low_IO=low, low_bias_O=low_bias)
+        delta_TE = project(
+            gated_TF, self.out.weight.t(), self.out.bias, low_IO=low, low_bias_O=low_bias, late=context.late
+        )
         return Stream(x_TE, delta_TE), KeysValues(k, v)
 
     def look(self, stream: Stream, context: LookContext, past: KeysValues) -> tuple[Stream, KeysValues]:
@@ -122,7 +125,7 @@ class HSTUBlock(Block):
 
         buffer: where the backward of gate and SiLU put their gradients side by side.
         """
-        return silu_rotate(pre_TF, self.heads, *turning(self.rotary, context), buffer)
+        return silu_rotate(pre_TF, self.heads, *turning(self.rotary, context), buffer, late=context.late)
 
 
 class RelativeBias(nn.Module):

@@ -119,7 +119,9 @@ class Projection(nn.Module):
 
     def forward(self, x_TI: Tensor, context: Context | None = None) -> Tensor:
         """context: may have a copy of the weights in the dtype of x."""
-        return project(x_TI, self.weight, low_IO=None if context is None else context.low(self.weight))
+        if context is None:
+            return project(x_TI, self.weight)
+        return project(x_TI, self.weight, low_IO=context.low(self.weight), late=context.late)
 
 
 class ModernAttention(SoftmaxAttention):
@@ -136,7 +138,8 @@ class ModernAttention(SoftmaxAttention):
     def split(self, x_TE: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         slots_T, shape = context.slots(), context.padded_shape
         rows = None if slots_T is None else math.prod(shape)
-        parts = split_rotate(self.qkv(x_TE, context), self.heads, *turning(self.rotary, context), slots_T, rows)
+        turned = turning(self.rotary, context)
+        parts = split_rotate(self.qkv(x_TE, context), self.heads, *turned, slots_T, rows, late=context.late)
         q, k, v = (part.unflatten(0, shape) for part in parts)
         return q, k, v
 

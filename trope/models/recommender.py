@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trope.config import Config
-from trope.kernels.aside import Aside
+from trope.kernels.aside import IN_PLACE, Beside, Late
 from trope.kernels.sequence_bounds import SequenceBounds
 from trope.models import pretrained
 from trope.models.blocks import BLOCKS
@@ -168,7 +168,7 @@ class SequentialRecommender(nn.Module):
         seed: Tensor | None = None,
         start: Tensor | None = None,
         low: Callable[[Tensor], Tensor | None] | None = None,
-        aside: Aside | None = None,
+        beside: Beside | None = None,
     ) -> Tensor:
         """All blocks, the final norm and the readout over embedded tokens: raw outputs [T, E], not normalised.
 
@@ -179,32 +179,32 @@ class SequentialRecommender(nn.Module):
             seed: int64 [1], of dropout inside kernels; without one torch's generator draws it.
             start: the first `start_dims` of x_TE, or more of them, as a tensor of its own: the gradient of what the
                 readout subtracts then goes there. Without it the readout subtracts x_TE itself.
-            low, aside: see `Context`.
+            low, beside: see `Context`.
         """
-        context = Context(bounds, times_T, query_times_T, index_T, like=x_TE, seed=seed, low=low, aside=aside)
+        context = Context(bounds, times_T, query_times_T, index_T, like=x_TE, seed=seed, low=low, beside=beside)
         stream = Stream(x_TE)
         for block in self.blocks:
             stream = block(stream, context)
-        return self.finish(stream, x_TE if start is None else start, query_times_T)
+        return self.finish(stream, x_TE if start is None else start, query_times_T, context.late)
 
     @property
     def start_dims(self) -> int:
         """How many of the stream's first dims the readout subtracts at its end: F, or 0 where it subtracts none."""
         return 0 if self.readout is None or self.norm is not None else self.readout.turn.head_dim
 
-    def finish(self, stream: Stream, start: Tensor, query_times_T: Tensor) -> Tensor:
+    def finish(self, stream: Stream, start: Tensor, query_times_T: Tensor, late: Late = IN_PLACE) -> Tensor:
         """The final norm and the readout behind the last block, [T, E].
 
-        start: what the stream began with, its first `start_dims` at least.
+        start: what the stream began with, its first `start_dims` at least. late: of the `Context`.
         """
         if self.norm is not None:  # it mixes all dims: what the stream began with cannot be told from what was added
             out_TE = self.norm(stream)
             if self.readout is None:
                 return out_TE
-            return self.readout.of_sum(out_TE, None, None, self._readout_times(query_times_T))
+            return self.readout.of_sum(out_TE, None, None, self._readout_times(query_times_T), late)
         if self.readout is None:
             return stream.sum()
-        return self.readout.of_sum(stream.x_TE, stream.delta_TE, start, self._readout_times(query_times_T))
+        return self.readout.of_sum(stream.x_TE, stream.delta_TE, start, self._readout_times(query_times_T), late)
 
     def _readout_times(self, query_times_T: Tensor) -> Tensor:
         """When the readout is asked: after the training data a pulse may know better than to stand still."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from trope.kernels.aside import IN_PLACE, Late
 from trope.kernels.readout import Curve, add_turned
 from trope.rotary import checks
 from trope.rotary.base import set_constant
@@ -96,12 +97,14 @@ class TimeReadout(nn.Module):
         turned, _ = self.turn.rotate(x, x[:, :, :0], coords.reshape(1, 1, -1), coords.reshape(1, 1, -1))
         return torch.cat((turned.view(added.shape).to(out.dtype), out[..., turning:]), dim=-1)
 
-    def of_sum(self, x_TE: Tensor, delta_TE: Tensor | None, start_TW: Tensor | None, moments_T: Tensor) -> Tensor:
+    def of_sum(
+        self, x_TE: Tensor, delta_TE: Tensor | None, start_TW: Tensor | None, moments_T: Tensor, late: Late = IN_PLACE
+    ) -> Tensor:
         """`forward` of x + delta, in one pass over memory: the end of a residual stream that began with `start_TW`.
 
         start_TW: its first dims are enough, W from F to E. The caller has checked the moments.
         """
-        return add_turned(x_TE, delta_TE, start_TW, moments_T, self.curve())
+        return add_turned(x_TE, delta_TE, start_TW, moments_T, self.curve(), late=late)
 
     def curve(self) -> Curve:
         """What turns the planes. Coordinates are seconds from the middle of the training data."""

@@ -333,13 +333,16 @@ def _fill_optimizer(
         name, _, moment = key.rpartition("/")
         parameter = parameters.get(name)
         # Moments that the optimiser has made already may have shapes of their own; the others take the parameter's.
-        shapes = () if parameter is None else (optimizer.state[parameter].get(moment, parameter).shape, torch.Size(()))
+        known = None if parameter is None else optimizer.state[parameter].get(moment)
+        shapes = () if parameter is None else ((parameter if known is None else known).shape, torch.Size(()))
         if parameter is None or value.shape not in shapes:
             raise ValueError(
                 f"{path} has {key} {list(value.shape)}, which model and optimiser have not; {_advice(path.parent)}"
             )
         # Copied: on a CPU `value` is the mapped file, which would keep its place on the disk after it is removed.
-        optimizer.state[parameter][moment] = value.to(parameter.device, copy=True)
+        # The fused step counts in float64. torch's AdamW, which may go on from here, reads float32 on a GPU.
+        dtype = torch.float32 if moment == "step" and known is None else value.dtype
+        optimizer.state[parameter][moment] = value.to(parameter.device, dtype, copy=True)
 
 
 def _advice(path: Path) -> str:

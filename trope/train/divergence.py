@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from trope.kernels.adamw import Parts
 from trope.kernels.divergence import Squares, Watched, watch
 
 
@@ -43,15 +44,21 @@ class DivergenceGuard:
         """Look at a step's loss and gradients; returns the gradient's norm. known: see `stacked`."""
         return watch(loss, self.stacked(known or {}), self._watched)
 
-    def with_squares(
-        self, loss: Tensor, norms_P: Tensor, parameter: nn.Parameter, squares: Tensor, more: Tensor | None
-    ) -> Tensor:
-        """The same from `stacked` norms, but for one parameter's.
+    def place_of(self, parameter: Tensor) -> int:
+        """The number by which `with_parts` knows a parameter."""
+        return next(place for place, (_, p) in enumerate(self._named) if p is parameter)
 
-        squares, more: the squared norm of its gradient in parts whose sum nobody has formed; `more` may be None.
+    def with_parts(
+        self, loss: Tensor, norms_P: Tensor | None, parts: Parts, table: Tensor, squares: Tensor, more: Tensor | None
+    ) -> Tensor:
+        """The same from parts of squared norms.
+
+        Args:
+            norms_P: from `stacked`, of the parameters that the rest has not; None if there are none.
+            parts: of the network's parameters.
+            squares, more: of the item table; `more` may be None.
         """
-        place = next(place for place, (_, p) in enumerate(self._named) if p is parameter)
-        return watch(loss, norms_P, self._watched, Squares(place, squares, more))
+        return watch(loss, norms_P, self._watched, parts, Squares(self.place_of(table), squares, more))
 
     def check(self, kept: str) -> None:
         """Raise if any step so far met a number that is not finite.

@@ -10,13 +10,14 @@ The mathematics is that of `trope.train.step`; what differs is where it happens:
   for the N that count;
 - the turning dims of the network's input are a second input, a view of the first: the readout subtracts them. Their
   gradient is then as narrow as they are, and `embed_backward` adds it to the input's;
-- the network's large matrices move in one pass each, which also writes the copies in bf16 that the next step's products
-  read (trope.train.matrices);
+- the network's parameters move in one launch, which also writes the copies in bf16 that the next step's products read
+  (trope.train.matrices);
 - in a batch of few tokens the network leaves much of the GPU free, and more goes on beside it (trope.kernels.aside).
   During the forward pass the batch's entries are sorted by item, and the time bias finds its buckets. During the
   backward pass the rows that are no token's input are updated, which is nearly all of the table, on multiprocessors
-  of their own (trope/kernels/table/own.cu). Only the rows of the batch's own items wait for the network's gradient,
-  and the network's own parameters move beside them;
+  of their own (trope/kernels/table/own.cu). Only the rows of the batch's own items wait for the network's gradient.
+  Gradients of the network's parameters, which nothing in the backward pass waits for, are formed beside it, too, and
+  parameters move when enough of them have come;
 - everything that changes from step to step lives on the device: the cursor into the epoch's order, the step number, the
   learning rates, and the seed of everything random, which depends on the step alone: a resumed run draws the same;
 - a batch takes as many tokens as it has events, rounded up to one of a few sizes. The first batch of a size runs as
@@ -41,13 +42,13 @@ from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
 from trope.kernels.adamw import factors_of
-from trope.kernels.aside import Aside
+from trope.kernels.aside import IN_PLACE, Aside, Beside, Late
 from trope.kernels.backend import Backend
 from trope.kernels.batch import BatchShape, Tokens, gather_batch
 from trope.kernels.embed import embed, embed_backward
 from trope.kernels.softmax import draw_uniform, sampled_softmax
 from trope.kernels.softmax.shared import shared_softmax
-from trope.kernels.table import InputEntries, Part, ScoreEntries, own_multiprocessors
+from trope.kernels.table import InputEntries, Part, ScoreEntries, own_multiprocessors, score_inputs
 from trope.models.recommender import SequentialRecommender
 from trope.train.divergence import DivergenceGuard
 from trope.train.loss import draw_negatives
@@ -67,6 +68,13 @@ OWN_SHARE, OWN_MOST = 0.5, 1 << 27
 # Priority of streams that go before the network's, which has -1: the table's multiprocessors are taken before the
 # network spreads over all, and the short launches at the step's end do not wait for the rows of the batch's items.
 AHEAD = -2
+# And of the stream that forms the network's gradients of its parameters: behind what the backward pass waits for.
+BEHIND = 0
+# Whether negatives are drawn beside the network's beginning, and the positions' gradient beside the table's update.
+DRAWN_BESIDE, POSITIONS_BESIDE = True, True
+# Whether what the scores give to the gradient of the batch's own items is added up before the network's gradient is
+# there.
+SCORED_AHEAD = True
 _EMBED_STREAM = 0  # of dropout; blocks have 1, 2, ..
 
 logger = logging.getLogger("trope")
@@ -122,12 +130,16 @@ class FusedStep:
         # With a largest norm the optimiser updates the table as any parameter.
         self.hyper = table_hyper(optimizer, self.table.weight, step, holds_moments=config.train.clip == 0)
         low_dtype = torch.bfloat16 if is_bf16 else None
-        self.matrices = Matrices(model, optimizer, self.hyper, config.train.clip == 0, low_dtype, backend)
+        self.matrices = Matrices(
+            model, optimizer, self.hyper, config.train.clip == 0, low_dtype, guard.place_of, backend
+        )
         self.is_captured = self.device.type == "cuda"
-        # `aside` and `small` sort the batch's entries and take what the network leaves free. Ahead of it go `soon`, for
-        # what it waits for and its matrices' AdamW, `own`, for the table's update, and `last`, for the step's end.
+        # `aside` and `small` sort the batch's entries and take what the network leaves free. So does `late`, for the
+        # gradients of its parameters. Ahead of the network go `soon`, for what it waits for and the rest of its
+        # parameters' AdamW, `own`, for the table's update, and `last`, for the draw and the loss.
         self.aside, self.small = (Aside(self.device) for _ in range(2))
         self.soon, self.own, self.last = (Aside(self.device, priority=AHEAD) for _ in range(3))
+        self.late = Late(self.device, priority=BEHIND)
         weight = self.table.weight
         self.multiprocessors = own_multiprocessors(weight, OWN_SHARE, backend) if weight.numel() <= OWN_MOST else 0
         self._stream = torch.cuda.Stream(self.device, priority=-1) if self.is_captured else None
@@ -205,13 +217,15 @@ class FusedStep:
         model, backend = self.config.model, self.backend
         self.optimizer.zero_grad(set_to_none=True)
         tokens = gather_batch(self.source, plan, self.cursor, backend)
-        negatives = self._draw(tokens)
-        for beside in (self.aside, self.soon, self.small, self.own, self.last):
-            beside.is_open = plan.tokens <= BESIDE
+        for beside in (self.aside, self.soon, self.small, self.own, self.last, self.late):
+            beside.begin(plan.tokens <= BESIDE)
         factors = None
         with self.small.work():
             inputs = self.table.input_entries(tokens.items_T, backend)
+        with (self.last if DRAWN_BESIDE else IN_PLACE).work():
+            negatives = self._draw(tokens)
         with self.aside.work():
+            self.aside.wait(self.last)
             if self.config.train.clip == 0:
                 self.hyper[5] += 1
                 factors = factors_of(self.hyper, self.backend)
@@ -227,22 +241,30 @@ class FusedStep:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16, cache_enabled=False):
             out_TE = self.model.run(
                 x_TE, tokens.bounds, tokens.times_T, tokens.query_times_T, tokens.index_T, self.seed, start_TF,
-                self.matrices.low, self.soon,
+                self.matrices.low, Beside(self.soon, self.late),
             )  # fmt: skip
+        self.last.join()
         found = self._score(out_TE.detach(), tokens, negatives)
         self.small.join()
         self.aside.join()
         scores = ScoreEntries(*entries, found.coefs, found.rows)
         others_sq = self._move_others(scores, inputs, factors)
+        if SCORED_AHEAD and others_sq is not None:
+            with self.small.work():
+                scored_TE = score_inputs(self.table.weight.detach(), scores, inputs, backend)
+            inputs = inputs._replace(scored_TE=scored_TE)
         with self.last.work():
             loss = found.loss_T.sum() * tokens.weight[0]
             self.loss_sum += loss
-        out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
+        with self.matrices.moving(factors, self.late):
+            out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
+        self.late.check([*self.matrices.read, *(p.grad for p in self.model.parameters())])
         assert x_TE.grad is not None
         bounds, grad_start_TF = tokens.bounds, None if start_TF is None else start_TF.grad
         grad_rows_TE, grad_positions_LE = embed_backward(
-            x_TE.grad, tokens.items_T, bounds.starts_B, bounds.lengths_B, model.max_len, *drops, grad_start_TF
-        )
+            x_TE.grad, tokens.items_T, bounds.starts_B, bounds.lengths_B, model.max_len, *drops, grad_start_TF,
+            self.soon if POSITIONS_BESIDE else IN_PLACE,
+        )  # fmt: skip
         if positions is not None:
             positions.weight.grad = grad_positions_LE
         inputs = inputs._replace(grad_TE=grad_rows_TE)
@@ -276,18 +298,21 @@ class FusedStep:
         if factors is None:
             return self._clipped(scores, inputs, loss)
         with self.soon.work():  # beside the rows of the batch's own items
-            norms, read_until_joined = self.matrices.move(factors)
-        with self.last.work():
-            norms |= self.guard.norms(known=[id(self.table.weight)])
-            self.optimizer.step()
-            self.matrices.copy_others()
-            self.last.wait(self.soon)
-            norms_P = self.guard.stacked(norms)
+            self.soon.wait(self.late)
+            parts = self.matrices.move(factors)
+        norms_P = None
+        if any(p.grad is not None for p in self.model.parameters()):
+            with self.last.work():
+                self.last.wait(self.late)
+                norms_P = self.guard.stacked(self.guard.norms(known=[id(self.table.weight)]))
+                self.optimizer.step()
+                self.matrices.copy_others()
+        self.small.join()
         squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
-        for beside in (self.soon, self.last, self.own, self.aside):
+        for beside in (self.soon, self.last, self.own, self.aside, self.late):
             beside.join()
-        del read_until_joined
-        return self.guard.with_squares(loss, norms_P, self.table.weight, squares, others_sq)
+        self.matrices.read.clear()
+        return self.guard.with_parts(loss, norms_P, parts, self.table.weight, squares, others_sq)
 
     def _move(
         self, scores: ScoreEntries, inputs: InputEntries, factors: Tensor, part: Part, multiprocessors: int = 0
@@ -299,7 +324,8 @@ class FusedStep:
 
     def _clipped(self, scores: ScoreEntries, inputs: InputEntries, loss: Tensor) -> Tensor:
         """AdamW for everything, with a largest norm of the gradient; returns the norm that it had."""
-        self.last.join()
+        for beside in (self.last, self.soon, self.late):
+            beside.join()
         self.table.weight.grad = self.table.gradient(scores, inputs, self.backend)
         norm = self.guard(loss)
         nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.train.clip, norm)

@@ -1,9 +1,9 @@
-"""AdamW of a network's large tensors, each in one pass: weights, moments, the gradient's norm and a copy in bf16.
+"""AdamW of a network's tensors in one pass: weights, moments, the gradients' norms and copies in bf16.
 
 torch's own fused AdamW gives a program 65,536 numbers, so a matrix of a million keeps 16 of an H200's 132
-multiprocessors busy. Norms and copies are passes of their own there. Decides what runs.
+multiprocessors busy. Norms and copies are passes of their own there, of several launches each. Decides what runs.
 
-Shape letters: P tensors.
+Shape letters: S parts of sums.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from trope.kernels.adamw import reference
-from trope.kernels.adamw.reference import Moved
+from trope.kernels.adamw.reference import Moved, Parts
 from trope.kernels.backend import Backend, resolve_backend
 
-__all__ = ["Moved", "factors_of", "move"]
+__all__ = ["Moved", "Parts", "factors_of", "move"]
 
 
 @torch.no_grad()
@@ -34,19 +34,16 @@ def factors_of(hyper: Tensor, backend: Backend = "auto") -> Tensor:
 
 
 @torch.no_grad()
-def move(tensors: Sequence[Moved], factors: Tensor, backend: Backend = "auto") -> Tensor:
-    """One AdamW step of each tensor, in place; returns the norm of each gradient, float32 [P].
+def move(tensors: Sequence[Moved], factors: Tensor, backend: Backend = "auto") -> Parts:
+    """One AdamW step of each tensor, in place; returns the squared norms of the gradients.
 
     factors: from `factors_of`, with the same backend.
     """
     if not tensors:
-        return torch.zeros(0, device=factors.device)
+        nothing = torch.zeros(0, device=factors.device)
+        return Parts(nothing, nothing.int())
     if resolve_backend(backend, tensors[0].weight) == "torch":
-        for each in tensors:
-            reference.adamw(*each[:4], *factors.unbind())
-            if each.low is not None:
-                each.low.copy_(each.weight)
-        return torch.stack([each.grad.norm() for each in tensors])
+        return reference.move(tensors, factors)
     from trope.kernels.adamw import triton as fused
 
     return fused.move(tensors, factors)

@@ -15,6 +15,7 @@ import logging
 import torch
 from torch import Tensor
 
+from trope.kernels.aside import IN_PLACE, Late
 from trope.kernels.attention import reference
 from trope.kernels.attention.gaps import Gaps
 from trope.kernels.backend import Backend, resolve_backend
@@ -79,6 +80,7 @@ def hstu_attention(
     time: Tensor | None = None,
     gaps: Gaps | None = None,
     backend: Backend = "auto",
+    late: Late = IN_PLACE,
 ) -> Tensor:
     """SiLU attention with relative bias, causal, [T, H, D]; differentiable in q, k, v and both bias weights.
 
@@ -87,6 +89,7 @@ def hstu_attention(
         n: what attention is divided by; HSTU takes the longest length.
         position: w[2 * max_len - 1] by distance, w[centre + j - i]; or None.
         time: w[last + 1] by bucket of `gaps`; or None.
+        late: where the backward pass may add up the gradients of both.
     """
     if (time is None) != (gaps is None):
         raise ValueError("the time bias needs both its weights and the gaps between times, or neither")
@@ -102,7 +105,8 @@ def hstu_attention(
     from trope.kernels.attention.op import FusedAttention
 
     _check_number(bounds)
-    return FusedAttention.apply(q_THD, k_THD, v_THD, bounds, n, position, time, gaps, CACHE_BYTES, learns)
+    late = late.to(position, time)
+    return FusedAttention.apply(q_THD, k_THD, v_THD, bounds, n, position, time, gaps, CACHE_BYTES, learns, late)
 
 
 def _check_number(bounds: SequenceBounds) -> None:

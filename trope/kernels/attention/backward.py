@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trope.kernels.aside import IN_PLACE, Late
 from trope.kernels.attention import bias_gradient, kept
 from trope.kernels.attention.arguments import Bias, heads_of, kept_bytes, row_stride, strides, tile
 from trope.kernels.attention.short import is_short, short_kernel
@@ -138,20 +139,21 @@ def _key_kernel(
 
 
 def backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias, most_bytes: int
-) -> tuple[Tensor | None, ...]:
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, n: int, bias: Bias, most_bytes: int,
+    late: Late = IN_PLACE,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """dq, dk and dv, views into one [T, 3, H, D], zero outside of all sequences; d position and d time, or None.
 
     most_bytes: for the gradient of the scores, if it is to be kept between kernels.
+    late: where the gradients of the bias weights may be added up.
     """
     T, H, D = q.shape
     B, S = len(bounds.lengths_B), row_stride(bounds.max_len)
     joint = (torch.empty if bounds.is_complete else torch.zeros)((T, 3, H, D), dtype=q.dtype, device=q.device)
     dq, dk, dv = joint.unbind(1)
-    sums = tuple(None if w is None else torch.zeros_like(w) for w in (bias.position, bias.time))
-    has_bias = any(each is not None for each in sums)
+    has_bias = bias.position is not None or bias.time is not None
     if not (T and B):
-        return dq, dk, dv, *sums
+        return dq, dk, dv, *(None if w is None else torch.zeros_like(w) for w in (bias.position, bias.time))
     shared = {
         "p_q": q,
         "p_k": k,
@@ -169,8 +171,7 @@ def backward(
         def fill_short(strips: Tensor, first: int, units: int, tiles: int) -> None:
             short_kernel[(H, units)](p_strips=strips, s_group=strips.stride(0), first=first, **alone)
 
-        bias_gradient.sum_strips(fill_short, H, q.dtype, bounds, n, bias, *sums)
-        return dq, dk, dv, *sums
+        return dq, dk, dv, *bias_gradient.sum_strips(fill_short, H, q.dtype, bounds, n, bias, late)
     keep = kept_bytes(q.shape[1], q, bounds) <= most_bytes
     ds = torch.empty((B, H, S, S) if keep else (0,), dtype=q.dtype, device=q.device)
     together = heads_of(q, 0 if keep else SHARED_WIDTH)
@@ -178,13 +179,10 @@ def backward(
     _key_kernel[(S // shared["BLOCK"], groups, B)](p_dk=dk, p_dv=dv, p_ds=ds, KEEP=keep, **shared, **together)
     if keep and has_bias and kept.is_joint(q, S // shared["BLOCK"], shared_memory(q.device)):
         fill_both = kept.query_and_sum(ds, k, dq, bounds, n)
-        bias_gradient.sum_strips(fill_both, 1, torch.float32, bounds, n, bias, *sums)
-        return dq, dk, dv, *sums
+        return dq, dk, dv, *bias_gradient.sum_strips(fill_both, 1, torch.float32, bounds, n, bias, late)
     if keep:
         kept.query_from_kept(ds, k, dq, bounds, n)
-        if has_bias:
-            bias_gradient.from_kept(ds, bounds, n, bias, *sums)
-        return dq, dk, dv, *sums
+        return dq, dk, dv, *(bias_gradient.from_kept(ds, bounds, n, bias, late) if has_bias else (None, None))
 
     def fill(strips: Tensor, first: int, units: int, tiles: int) -> None:
         _query_kernel[(groups, units)](
@@ -198,5 +196,4 @@ def backward(
             **together,
         )
 
-    bias_gradient.sum_strips(fill, groups, q.dtype, bounds, n, bias, *sums)
-    return dq, dk, dv, *sums
+    return dq, dk, dv, *bias_gradient.sum_strips(fill, groups, q.dtype, bounds, n, bias, late)

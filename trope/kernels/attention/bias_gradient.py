@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trope.kernels.aside import IN_PLACE, Late
 from trope.kernels.attention import runs
 from trope.kernels.attention.arguments import Bias, at_least, block_of, bounds_pointers, programs_of, row_stride
 from trope.kernels.attention.runs import find_runs, pair_of, sum_runs
@@ -42,6 +43,8 @@ from trope.kernels.sequence_bounds import SequenceBounds
 # `shop` (128 x 512 x 512 float32 is half of it), one of an H200's share all of `shop-long`: 16 x 4096 x 4096. Fewer
 # slices have more programs each, whose walks are of very different length.
 STRIP_BYTES, STRIP_SHARE = 1 << 28, 128
+# Whether strips are summed beside the backward pass where the caller says so.
+SUMS_LATE = True
 LONG = 16  # tiles of a sequence from which on more warps sum it by bucket; 8 have 8 faster, 64 have 16 (H200)
 MOST_UNITS = 65_535  # of a slice: the second axis of a launch has no more
 # Rows of strips that a program of the distance kernel adds up: many, or few where there are few strips, whose programs
@@ -210,9 +213,9 @@ def _distance_sum_kernel(p_partial, p_d_position, R, L, centre, scale, s_partial
 
 
 def from_kept(
-    ds: Tensor, bounds: SequenceBounds, n: int, bias: Bias, d_position: Tensor | None, d_time: Tensor | None
-) -> None:
-    """Fill the gradients of the weights from the gradient of the scores, [B, H, keys, queries]."""
+    ds: Tensor, bounds: SequenceBounds, n: int, bias: Bias, late: Late = IN_PLACE
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the weights from the gradient of the scores, [B, H, keys, queries]."""
 
     def fill(strips: Tensor, first: int, units: int, tiles: int) -> None:
         _sum_kernel[(tiles, units)](
@@ -227,21 +230,23 @@ def from_kept(
             num_warps=4,
         )
 
-    sum_strips(fill, 1, torch.float32, bounds, n, bias, d_position, d_time)
+    return sum_strips(fill, 1, torch.float32, bounds, n, bias, late)
 
 
 def sum_strips(
     fill: Callable[[Tensor, int, int, int], None], groups: int, dtype: torch.dtype, bounds: SequenceBounds, n: int,
-    bias: Bias, d_position: Tensor | None, d_time: Tensor | None,
-) -> None:  # fmt: skip
-    """Slice by slice: have strips filled, then sum them both ways.
+    bias: Bias, late: Late = IN_PLACE,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Slice by slice: have strips filled, then sum them both ways. Returns d position and d time.
 
     fill: writes the strips of `units` units from number `first` on, [groups, units, BLOCK, S], each the sum over a
         group of heads; called as fill(strips, first, units, tiles), also where there is no bias to have a gradient.
+    late: where strips are summed, if there is one slice: each slice is written over the one before.
     """
     B, L, S, block = len(bounds.lengths_B), bounds.max_len, row_stride(bounds.max_len), block_of(bounds.max_len)
     tiles = triton.cdiv(L, block)
-    has_bias, device = d_position is not None or d_time is not None, bounds.lengths_B.device
+    position, time, gaps, _ = bias
+    has_bias, device = position is not None or time is not None, bounds.lengths_B.device
     units = min(B * tiles, MOST_UNITS)
     if has_bias:
         budget = at_least(STRIP_BYTES, STRIP_SHARE, device)
@@ -249,59 +254,74 @@ def sum_strips(
     slices = range(0, B * tiles, units)
     strips = torch.empty((groups, units if has_bias else 0, block, S), dtype=dtype, device=device)
     rows = FEW_ROWS if units * block <= FEW else ROWS
-    parts, block_k = triton.cdiv(units * block, rows), 0
+    parts = triton.cdiv(units * block, rows)
     by_distance = torch.empty(
-        (len(slices) * parts, S) if d_position is not None else (0, S), dtype=torch.float32, device=device
+        (len(slices) * parts, S) if position is not None else (0, S), dtype=torch.float32, device=device
     )
-    if d_time is not None:
-        block_k = triton.next_power_of_2(len(d_time))
-        by_bucket = torch.empty((B * tiles, block_k + runs.RUNS), dtype=torch.float32, device=device)
+    block_k = 0 if time is None else triton.next_power_of_2(len(time))
+    by_bucket = torch.empty((B * tiles if block_k else 0, block_k + runs.RUNS), dtype=torch.float32, device=device)
+    late = late if SUMS_LATE and len(slices) == 1 else IN_PLACE
+    touched = [strips, by_distance, by_bucket, bounds.starts_B, bounds.lengths_B]
+    touched += [x for each in (gaps, None if gaps is None else gaps.runs) for x in each or () if isinstance(x, Tensor)]
     for i, first in enumerate(slices):
         here = min(units, B * tiles - first)
         fill(strips, first, here, tiles)
+        with late.work(*touched):
+            if position is not None:
+                _launch_by_distance(strips, by_distance, bounds, first, here, tiles, i * parts, rows)
+            if time is not None:
+                _launch_by_bucket(strips, by_bucket, bounds, bias, first, here, tiles, block_k)
+    with late.work():
+        d_position = None if position is None else late.gradient(torch.zeros_like(position))
+        d_time = None if time is None else late.gradient(torch.empty_like(time))
         if d_position is not None:
-            block_l = 128 if S % 128 == 0 else block
-            _by_distance_kernel[(parts, S // block_l)](
-                p_strips=strips,
+            _distance_sum_kernel[(L,)](
                 p_partial=by_distance,
-                p_lengths=bounds.lengths_B,
-                s_row=S,
-                s_group=strips.stride(0),
+                p_d_position=d_position,
+                R=len(by_distance),
+                L=L,
+                centre=bias.sizes(bounds)["centre"],
+                scale=1.0 / n,
                 s_partial=S,
-                i_part=i * parts,
-                first=first,
-                UNITS=here,
-                TILES=tiles,
-                ROWS=rows,
-                GROUPS=groups,
-                BLOCK=block,
-                BLOCK_R=16,  # not tuned; must divide BLOCK
-                BLOCK_L=block_l,
-                num_warps=4,
+                BLOCK_R=256,  # not tuned
             )
         if d_time is not None:
-            _launch_by_bucket(strips, by_bucket, bounds, bias, first, here, tiles, block_k)
-    if d_position is not None:
-        _distance_sum_kernel[(L,)](
-            p_partial=by_distance,
-            p_d_position=d_position,
-            R=len(by_distance),
-            L=L,
-            centre=bias.sizes(bounds)["centre"],
-            scale=1.0 / n,
-            s_partial=S,
-            BLOCK_R=256,  # not tuned
-        )
-    if d_time is not None:
-        _bucket_sum_kernel[(len(d_time),)](
-            p_partial=by_bucket,
-            p_d_time=d_time,
-            R=B * tiles,
-            scale=1.0 / n,
-            BLOCK_K=block_k,
-            RUNS=runs.RUNS,
-            BLOCK_R=256,  # not tuned
-        )
+            _bucket_sum_kernel[(len(d_time),)](
+                p_partial=by_bucket,
+                p_d_time=d_time,
+                R=B * tiles,
+                scale=1.0 / n,
+                BLOCK_K=block_k,
+                RUNS=runs.RUNS,
+                BLOCK_R=256,  # not tuned
+            )
+    return d_position, d_time
+
+
+def _launch_by_distance(
+    strips: Tensor, by_distance: Tensor, bounds: SequenceBounds, first: int, units: int, tiles: int, part: int,
+    rows: int,
+) -> None:  # fmt: skip
+    groups, _, block, S = strips.shape
+    block_l = 128 if S % 128 == 0 else block
+    _by_distance_kernel[(triton.cdiv(strips.shape[1] * block, rows), S // block_l)](
+        p_strips=strips,
+        p_partial=by_distance,
+        p_lengths=bounds.lengths_B,
+        s_row=S,
+        s_group=strips.stride(0),
+        s_partial=S,
+        i_part=part,
+        first=first,
+        UNITS=units,
+        TILES=tiles,
+        ROWS=rows,
+        GROUPS=groups,
+        BLOCK=block,
+        BLOCK_R=16,  # not tuned; must divide BLOCK
+        BLOCK_L=block_l,
+        num_warps=4,
+    )
 
 
 def _launch_by_bucket(

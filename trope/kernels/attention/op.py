@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trope.kernels.aside import Late
 from trope.kernels.attention import narrow
 from trope.kernels.attention.arguments import Bias, at_least, kept_bytes, passing_bytes
 from trope.kernels.attention.backward import backward
@@ -18,7 +19,7 @@ KEPT_SHARE = 256
 
 
 class FusedAttention(torch.autograd.Function):
-    """q, k, v, bounds, n, position, time, gaps, most bytes that are kept, whether gradients are on -> y; see
+    """q, k, v, bounds, n, position, time, gaps, most bytes that are kept, whether gradients are on, late -> y; see
     `attention.hstu_attention`."""
 
     @staticmethod
@@ -34,6 +35,7 @@ class FusedAttention(torch.autograd.Function):
         gaps: Any,
         most_bytes: int,
         learns: bool,
+        late: Late,
     ) -> Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         passing = passing_bytes(most_bytes, q.device)
@@ -44,7 +46,7 @@ class FusedAttention(torch.autograd.Function):
         bias = with_sheet(bias, bounds, q, passing, narrow.write_sheet if is_narrow else None)
         is_kept = bias.sheet is not None and bias.sheet.nbytes <= at_least(most_bytes, KEPT_SHARE, q.device)
         ctx.save_for_backward(q, k, v, position, time, bias.sheet if is_kept else None)
-        ctx.bounds, ctx.n, ctx.gaps, ctx.passing = bounds, n, gaps, passing
+        ctx.bounds, ctx.n, ctx.gaps, ctx.passing, ctx.late = bounds, n, gaps, passing, late
         ctx.is_narrow = is_narrow and bias.sheet is not None
         if ctx.is_narrow:
             return narrow.forward(q, k, v, bounds, n, bias)
@@ -62,6 +64,6 @@ class FusedAttention(torch.autograd.Function):
         if ctx.is_narrow:
             found = narrow.backward(dy, q, k, v, ctx.bounds, ctx.n, bias)
         else:
-            found = backward(dy, q, k, v, ctx.bounds, ctx.n, bias, ctx.passing)
+            found = backward(dy, q, k, v, ctx.bounds, ctx.n, bias, ctx.passing, ctx.late)
         dq, dk, dv, d_position, d_time = found
-        return dq, dk, dv, None, None, d_position, d_time, None, None, None
+        return dq, dk, dv, None, None, d_position, d_time, None, None, None, None

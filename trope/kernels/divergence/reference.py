@@ -10,6 +10,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from trope.kernels.adamw.reference import Parts
+
 
 class Watched(NamedTuple):
     """What is kept of all steps so far, on their device."""
@@ -38,12 +40,14 @@ class Squares(NamedTuple):
     second: Tensor | None  # float32 [S'], or None
 
 
-def watch(loss: Tensor, norms_P: Tensor, watched: Watched, squares: Squares | None) -> Tensor:
+def watch(loss: Tensor, norms_P: Tensor | None, watched: Watched, parts: Parts | None, table: Squares | None) -> Tensor:
     """See `trope.kernels.divergence.watch`."""
-    if squares is not None:
-        total = squares.first.sum() + (0 if squares.second is None else squares.second.sum())
-        norms_P = norms_P.clone()
-        norms_P[squares.place] = total.sqrt()
+    squares_P = torch.zeros_like(watched.bad_norms_P) if norms_P is None else norms_P.square()
+    if table is not None:
+        squares_P[table.place] = table.first.sum() + (0 if table.second is None else table.second.sum())
+    if parts is not None:
+        squares_P = squares_P.index_add(0, parts.places_S, parts.squares_S)
+    norms_P = squares_P.sqrt()
     norm = norms_P.norm()
     watched.step.add_(1)
     is_first = (watched.bad_step < 0) & ~(norm + loss).isfinite()

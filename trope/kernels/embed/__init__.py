@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trope.kernels.aside import IN_PLACE, Aside
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.embed import reference
 from trope.kernels.random.reference import keep_mask
@@ -57,6 +58,7 @@ def embed_backward(
     stream: int = 0,
     backend: Backend = "auto",
     grad_first_TF: Tensor | None = None,
+    beside: Aside = IN_PLACE,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of each token's `table[item] * scale` [T, E] and of the positions [max_len, E].
 
@@ -67,13 +69,15 @@ def embed_backward(
         max_len: L, the rows of the position table.
         dropout, seed, stream: as given to `embed`, so that the mask is the same.
         grad_first_TF: a further gradient of the first F dims of `embed`'s result, added to `grad_x_TE`.
+        beside: where the positions' gradient is formed.
     """
     if resolve_backend(backend, grad_x_TE) == "torch":
         keep = _keep(seed, stream, len(grad_x_TE), grad_x_TE.shape[1], dropout)
         return reference.embed_backward(grad_x_TE, items_T, starts_B, lengths_B, max_len, keep, dropout, grad_first_TF)
     from trope.kernels.embed import triton as fused
 
-    return fused.embed_backward(grad_x_TE, items_T, starts_B, lengths_B, max_len, dropout, seed, stream, grad_first_TF)
+    given = (dropout, seed, stream, grad_first_TF, beside)
+    return fused.embed_backward(grad_x_TE, items_T, starts_B, lengths_B, max_len, *given)
 
 
 def _keep(seed: Tensor | None, stream: int, rows: int, columns: int, dropout: float) -> Tensor | None:

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trope.kernels.aside import Aside
 from trope.kernels.norm.triton import row_tile
 from trope.kernels.random.triton import dropout_arguments, dropped
 
@@ -106,13 +107,12 @@ def embed(
 
 def embed_backward(
     grad_x_TE: Tensor, items_T: Tensor, starts_B: Tensor, lengths_B: Tensor, max_len: int, dropout: float,
-    seed: Tensor | None, stream: int, grad_first_TF: Tensor | None,
+    seed: Tensor | None, stream: int, grad_first_TF: Tensor | None, beside: Aside,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     T, E = grad_x_TE.shape
     first_TF = grad_x_TE[:, :0] if grad_first_TF is None else grad_first_TF
     assert items_T.shape == (T,) and starts_B.shape == lengths_B.shape
     rows_TE = torch.empty((T, E), dtype=torch.float32, device=grad_x_TE.device)
-    positions_LE = torch.empty((max_len, E), dtype=torch.float32, device=grad_x_TE.device)
     p_seed, constants = dropout_arguments(dropout, seed, fallback=grad_x_TE)
     tile = row_tile(E)
     if T:
@@ -130,15 +130,18 @@ def embed_backward(
             **tile,
         )
     block_e = min(64, triton.next_power_of_2(E))
-    _positions_kernel[(max_len, triton.cdiv(E, block_e))](
-        p_rows=rows_TE,
-        p_starts=starts_B.contiguous(),
-        p_lengths=lengths_B.contiguous(),
-        p_positions=positions_LE,
-        B=len(starts_B),
-        E=E,
-        BLOCK_B=64,  # not tuned
-        BLOCK_E=block_e,
-        num_warps=4,
-    )
+    starts_B, lengths_B = starts_B.contiguous(), lengths_B.contiguous()
+    with beside.work(rows_TE, starts_B, lengths_B):
+        positions_LE = torch.empty((max_len, E), dtype=torch.float32, device=grad_x_TE.device)
+        _positions_kernel[(max_len, triton.cdiv(E, block_e))](
+            p_rows=rows_TE,
+            p_starts=starts_B,
+            p_lengths=lengths_B,
+            p_positions=positions_LE,
+            B=len(starts_B),
+            E=E,
+            BLOCK_B=64,  # not tuned
+            BLOCK_E=block_e,
+            num_warps=4,
+        )
     return rows_TE, positions_LE

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from trope.kernels.aside import IN_PLACE, Late
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.readout import reference
 from trope.kernels.readout.reference import Curve
@@ -21,6 +22,7 @@ def add_turned(
     moments_T: Tensor,
     curve: Curve,
     backend: Backend = "auto",
+    late: Late = IN_PLACE,
 ) -> Tensor:
     """x + delta in the dtype of x. Its first 2P dims lose those of `start`; its planes then turn along the curve.
 
@@ -31,6 +33,7 @@ def add_turned(
         start_TW: what the stream began with, W from 2P to E: dims past 2P are not read, and their gradient is zero.
             Without start nothing is lost.
         moments_T: the time each token speaks for; no gradient.
+        late: where the backward pass adds up the gradient of coefficients or frequencies.
     """
     assert start_TW is None or 2 * len(curve.freqs_P) <= start_TW.shape[1] <= x_TE.shape[1]
     assert (curve.slopes_P is None) == (curve.deltas_P is None), "a slope belongs to a coefficient"
@@ -40,4 +43,4 @@ def add_turned(
         return reference.add_turned(x_TE, delta_TE, start_TW, moments_T, curve)
     from trope.kernels.readout import triton as fused  # only now: CPU users need no Triton
 
-    return fused.add_turned(x_TE, delta_TE, start_TW, moments_T, curve)
+    return fused.add_turned(x_TE, delta_TE, start_TW, moments_T, curve, late)

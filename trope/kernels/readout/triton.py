@@ -29,6 +29,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trope.kernels.aside import IN_PLACE, Late
 from trope.kernels.readout.reference import Curve
 from trope.kernels.rotary.planes import (
     ROWS,
@@ -41,6 +42,8 @@ from trope.kernels.rotary.planes import (
 
 # 128 dims of 8 tokens a program, two warps: the tile of rotary/triton.py, not tuned for this kernel.
 TILE = {"BLOCK_T": 8, "BLOCK_P": 64, "num_warps": 2}
+# Whether the partial rows are added up beside the backward pass where the caller says so.
+SUMS_LATE = True
 
 # The pointers of `Curve`, in the order of its fields.
 POINTERS = ("p_freqs", "p_slopes", "p_deltas", "p_origin", "p_earliest", "p_latest")
@@ -135,7 +138,7 @@ def _backward_kernel(
 class _AddTurned(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TE: Tensor, delta_TE: Tensor | None, start_TW: Tensor | None, moments_T: Tensor,
+        ctx: Any, x_TE: Tensor, delta_TE: Tensor | None, start_TW: Tensor | None, moments_T: Tensor, late: Late,
         *curve: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """curve: in the order of POINTERS."""
@@ -162,7 +165,7 @@ class _AddTurned(torch.autograd.Function):
                 **TILE,
             )
         ctx.save_for_backward(out_TE, moments_T, *pointers)
-        ctx.shape = shape
+        ctx.shape, ctx.late = shape, late
         ctx.inputs = [None if x is None else (x.shape, x.dtype) for x in (x_TE, delta_TE, start_TW)]
         return out_TE
 
@@ -171,7 +174,7 @@ class _AddTurned(torch.autograd.Function):
     def backward(ctx: Any, g_TE: Tensor) -> tuple[Tensor | None, ...]:
         out_TE, moments_T, *pointers = ctx.saved_tensors
         (T, E), device = out_TE.shape, g_TE.device
-        _, *wanted, _, of_freqs, _, of_deltas, _, _, _ = ctx.needs_input_grad
+        _, *wanted, _, _, of_freqs, _, of_deltas, _, _, _ = ctx.needs_input_grad
         freq_grad = of_freqs or of_deltas
         g_TE = g_TE if g_TE.stride(1) == 1 else g_TE.contiguous()
         dx, ddelta, dstart = (
@@ -204,9 +207,11 @@ class _AddTurned(torch.autograd.Function):
                 **TILE,
             )
         freqs_P, slopes_P, deltas_P, *_ = pointers
-        dfreqs = _summed(partial, freqs_P) if of_freqs else None
-        ddeltas = _summed(partial, deltas_P, slopes_P) if of_deltas else None
-        return dx, ddelta, dstart, None, dfreqs, None, ddeltas, None, None, None
+        late = ctx.late if SUMS_LATE else IN_PLACE
+        with late.work(partial, slopes_P):
+            dfreqs = late.gradient(_summed(partial, freqs_P)) if of_freqs else None
+            ddeltas = late.gradient(_summed(partial, deltas_P, slopes_P)) if of_deltas else None
+        return dx, ddelta, dstart, None, None, dfreqs, None, ddeltas, None, None, None
 
 
 def _summed(partial_RP: Tensor, like_P: Tensor, slopes_P: Tensor | None = None) -> Tensor:
@@ -222,12 +227,13 @@ def _summed(partial_RP: Tensor, like_P: Tensor, slopes_P: Tensor | None = None) 
 
 
 def add_turned(
-    x_TE: Tensor, delta_TE: Tensor | None, start_TW: Tensor | None, moments_T: Tensor, curve: Curve
+    x_TE: Tensor, delta_TE: Tensor | None, start_TW: Tensor | None, moments_T: Tensor, curve: Curve, late: Late
 ) -> Tensor:
     """See `trope.kernels.readout.add_turned`."""
     if start_TW is not None and start_TW.stride(1) != 1:
         start_TW = start_TW.contiguous()
-    dense_TE, dense_delta_TE, *others = (
+    dense_TE, dense_delta_TE, dense_moments_T, *dense_curve = (
         None if x is None else x.contiguous() for x in (x_TE, delta_TE, moments_T, *curve)
     )
-    return _AddTurned.apply(dense_TE, dense_delta_TE, start_TW, *others)
+    late = late.to(curve.freqs_P if curve.deltas_P is None else curve.deltas_P)
+    return _AddTurned.apply(dense_TE, dense_delta_TE, start_TW, dense_moments_T, late, *dense_curve)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from trope.kernels.aside import IN_PLACE, Late
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.gradient_buffer import GradientBuffer
 from trope.kernels.silu_rotate import reference
@@ -27,6 +28,7 @@ def silu_rotate(
     interleaved: bool = True,
     buffer: GradientBuffer | None = None,
     backend: Backend = "auto",
+    late: Late = IN_PLACE,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """u, v, q, k, each [T, H, D] in the dtype of `pre_TF`; differentiable in `pre_TF`, frequencies and coefficients.
 
@@ -38,6 +40,7 @@ def silu_rotate(
         turns: how fast planes turn; without it nothing is rotated.
         interleaved: as in trope.kernels.rotate_qk.
         buffer: shared with the gate that takes u, it saves a copy of u's gradient; the reference needs none.
+        late: where the backward pass adds up the gradients of frequencies or coefficients.
     """
     assert pre_TF.shape[1] % (4 * heads) == 0, "the projection holds u, v, q and k of every head"
     arguments = (heads, coords_q_CT, coords_k_CT, turns, interleaved)
@@ -45,4 +48,4 @@ def silu_rotate(
         return reference.silu_rotate(pre_TF, *arguments)
     from trope.kernels.silu_rotate import triton as fused  # only now: CPU users need no Triton
 
-    return fused.silu_rotate(pre_TF, *arguments, buffer)
+    return fused.silu_rotate(pre_TF, *arguments, buffer, late)

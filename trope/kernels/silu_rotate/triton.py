@@ -34,6 +34,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trope.kernels.aside import IN_PLACE, Late
 from trope.kernels.gradient_buffer import GradientBuffer
 from trope.kernels.rotary.planes import SUM_TILE, sum_coefficients_kernel, sum_rows_kernel
 from trope.kernels.silu_rotate.parts import Phases, backward_part, forward_part
@@ -41,6 +42,8 @@ from trope.kernels.silu_rotate.reference import Turns
 
 # Partial rows of the frequency gradient per side, at most. Fixed, so that sums do not depend on the GPU; not tuned.
 ROWS = 1024
+# Whether they are added up beside the backward pass where the caller says so.
+SUMS_LATE = True
 
 # The optional pointers: coordinates of q and k, then the fields of `Turns`.
 POINTERS = (
@@ -161,11 +164,18 @@ def gradient_arguments(name: str, g_THD: Tensor | None, like: Tensor) -> dict[st
     }
 
 
-def summed(partial: Tensor, freqs: Tensor, slopes_q: Tensor | None = None, slopes_k: Tensor | None = None) -> Tensor:
+def gradients(partial: Tensor, freqs: Tensor, slopes: tuple[Tensor, ...], late: Late) -> tuple[Tensor, ...]:
     """The second stage of a frequency gradient, in a fixed order: partial rows [2, R, C, P] summed over R.
 
-    Returns the gradients of both frequencies, [2, C, P] in their dtype; with slopes those of both coefficients, [2, P].
+    Returns the gradients of both frequencies [C, P] in their dtype; with slopes those of both coefficients [P].
     """
+    late = late if SUMS_LATE else IN_PLACE
+    with late.work(partial, *slopes):
+        return tuple(late.gradient(each) for each in _summed(partial, freqs, *slopes).unbind())
+
+
+def _summed(partial: Tensor, freqs: Tensor, slopes_q: Tensor | None = None, slopes_k: Tensor | None = None) -> Tensor:
+    """What `gradients` returns, as one tensor."""
     _, R, C, P = partial.shape
     if slopes_q is None:
         dfreqs = torch.empty((2, C, P), dtype=freqs.dtype, device=partial.device)
@@ -188,6 +198,11 @@ def summed(partial: Tensor, freqs: Tensor, slopes_q: Tensor | None = None, slope
     return ddeltas
 
 
+def learned(turns: Turns) -> tuple[Tensor | None, ...]:
+    """What `gradients` gives the gradients of."""
+    return (turns.freqs_q, turns.freqs_k) if turns.slopes_q is None else (turns.deltas_q, turns.deltas_k)
+
+
 def _with_first_part(g_u: Tensor | None, pre_TF: Tensor, buffer: GradientBuffer | None) -> Tensor:
     """The projection's gradient with u's columns written: where the gate has put them, or in a tensor of its own."""
     dpre = None if buffer is None else buffer.take(g_u)
@@ -205,7 +220,7 @@ class _SiluRotate(torch.autograd.Function):
         ctx: Any, pre_TF: Tensor, heads: int, coords_q: Tensor | None, coords_k: Tensor | None, freqs_q: Tensor | None,
         freqs_k: Tensor | None, slopes_q: Tensor | None, slopes_k: Tensor | None, deltas_q: Tensor | None,
         deltas_k: Tensor | None, origin: Tensor | None, betas: Tensor | None, interleaved: bool,
-        buffer: GradientBuffer | None,
+        buffer: GradientBuffer | None, late: Late,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         T, D = len(pre_TF), pre_TF.shape[1] // (4 * heads)
         C, P = (1, D // 2) if freqs_q is None else freqs_q.shape
@@ -221,7 +236,7 @@ class _SiluRotate(torch.autograd.Function):
             )
         ctx.save_for_backward(pre_TF, *pointers)
         ctx.set_materialize_grads(False)
-        ctx.shape, ctx.buffer = shape, buffer
+        ctx.shape, ctx.buffer, ctx.late = shape, buffer, late
         return pre_TF.view(T, 4, heads, D)[:, 0], out[:, 0], out[:, 1], out[:, 2]
 
     @staticmethod
@@ -255,25 +270,27 @@ class _SiluRotate(torch.autograd.Function):
                 **shape,
                 **tile,
             )
-        nothing: list[Tensor | None] = [None] * 13
+        nothing: list[Tensor | None] = [None] * 14
         if not freq_grad:
             return dpre, *nothing
         where = slice(7, 9) if shape["LINEAR"] else slice(3, 5)
-        nothing[where] = summed(partial, freqs_q, *((slopes_q, slopes_k) if shape["LINEAR"] else ())).unbind()
+        slopes = (slopes_q, slopes_k) if shape["LINEAR"] else ()
+        nothing[where] = gradients(partial, freqs_q, slopes, ctx.late)
         return dpre, *nothing
 
 
 def silu_rotate(
     pre_TF: Tensor, heads: int, coords_q_CT: Tensor | None, coords_k_CT: Tensor | None, turns: Turns | None,
-    interleaved: bool, buffer: GradientBuffer | None,
+    interleaved: bool, buffer: GradientBuffer | None, late: Late,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """u, a view of the projection, and v, q, k, views of one tensor [T, 3, H, D]."""
     pre_TF = pre_TF.contiguous()
     if turns is None:
-        return _SiluRotate.apply(pre_TF, heads, *[None] * 10, interleaved, buffer)
+        return _SiluRotate.apply(pre_TF, heads, *[None] * 10, interleaved, buffer, IN_PLACE)
     assert coords_q_CT is not None and coords_k_CT is not None
     assert coords_q_CT.shape == coords_k_CT.shape == (len(turns.freqs_q), len(pre_TF))
     assert turns.freqs_q.shape == turns.freqs_k.shape
     assert (turns.origin is None) == (turns.slopes_q is None), "linear frequencies turn from an origin, others do not"
     tensors = [None if x is None else x.contiguous() for x in (coords_q_CT, coords_k_CT, *turns)]
-    return _SiluRotate.apply(pre_TF, heads, *tensors, interleaved, buffer)
+    late = late.to(*learned(turns))
+    return _SiluRotate.apply(pre_TF, heads, *tensors, interleaved, buffer, late)

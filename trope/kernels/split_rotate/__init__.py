@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from trope.kernels.aside import IN_PLACE, Late
 from trope.kernels.backend import Backend, resolve_backend
 from trope.kernels.silu_rotate.reference import Turns
 from trope.kernels.split_rotate import reference
@@ -25,6 +26,7 @@ def split_rotate(
     slots_T: Tensor | None = None,
     rows: int | None = None,
     backend: Backend = "auto",
+    late: Late = IN_PLACE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v, each [R, H, D] in the dtype of `pre_TF`; differentiable in `pre_TF`, frequencies and coefficients.
 
@@ -35,6 +37,7 @@ def split_rotate(
         interleaved: as in trope.kernels.rotate_qk.
         slots_T: the row of each token among R = `rows`, each row at most once; other rows are zero. Without slots,
             token t is row t.
+        late: where the backward pass adds up the gradients of frequencies or coefficients.
     """
     assert pre_TF.shape[1] % (3 * heads) == 0, "the projection holds q, k and v of every head"
     assert (slots_T is None) == (rows is None), "slots lie among a number of rows"
@@ -43,4 +46,4 @@ def split_rotate(
         return reference.split_rotate(pre_TF, *arguments)
     from trope.kernels.split_rotate import triton as fused  # only now: CPU users need no Triton
 
-    return fused.split_rotate(pre_TF, *arguments)
+    return fused.split_rotate(pre_TF, *arguments, late)

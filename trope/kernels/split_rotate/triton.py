@@ -25,10 +25,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trope.kernels.aside import Late
 from trope.kernels.rotary.planes import load_pair, offsets, store_frequency_row, store_pair
 from trope.kernels.silu_rotate.parts import Phases, angles
 from trope.kernels.silu_rotate.reference import Turns
-from trope.kernels.silu_rotate.triton import POINTERS, ROWS, gradient_arguments, summed, tile_of
+from trope.kernels.silu_rotate.triton import POINTERS, ROWS, gradient_arguments, gradients, learned, tile_of
 
 
 @triton.jit
@@ -210,7 +211,7 @@ def _backward_kernel(
 class _SplitRotate(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, pre_TF: Tensor, heads: int, interleaved: bool, slots_T: Tensor | None, rows: int | None,
+        ctx: Any, pre_TF: Tensor, heads: int, interleaved: bool, slots_T: Tensor | None, rows: int | None, late: Late,
         *given: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """given: in the order of POINTERS."""
@@ -222,7 +223,7 @@ class _SplitRotate(torch.autograd.Function):
         pointers = [pre_TF if x is None else x for x in (slots_T, *given)]  # absent ones are never read
         ctx.save_for_backward(pre_TF, *pointers)
         ctx.set_materialize_grads(False)
-        ctx.shape = shape
+        ctx.shape, ctx.late = shape, late
         views = pre_TF.view(T, 3, heads, D)
         if freqs_q is None and slots_T is None:
             return views[:, 0], views[:, 1], views[:, 2]
@@ -250,7 +251,7 @@ class _SplitRotate(torch.autograd.Function):
         shape = ctx.shape
         T, C, P = len(pre_TF), shape["C"], shape["P"]
         tile = tile_of(P, shape["D"] - 2 * P, shape["H"], warps=4)
-        needed = ctx.needs_input_grad[5:]
+        needed = ctx.needs_input_grad[6:]
         freq_grad = any(needed[2:4]) or any(needed[6:8])
         dense = [g if g is None or g.stride(-1) == 1 else g.contiguous() for g in grads]
         dpre = torch.empty_like(pre_TF)
@@ -277,13 +278,14 @@ class _SplitRotate(torch.autograd.Function):
         of_given: list[Tensor | None] = [None] * len(POINTERS)
         if freq_grad:
             where = slice(6, 8) if shape["LINEAR"] else slice(2, 4)
-            of_given[where] = summed(partial, freqs_q, *((slopes_q, slopes_k) if shape["LINEAR"] else ())).unbind()
-        return dpre, None, None, None, None, *of_given
+            slopes = (slopes_q, slopes_k) if shape["LINEAR"] else ()
+            of_given[where] = gradients(partial, freqs_q, slopes, ctx.late)
+        return dpre, None, None, None, None, None, *of_given
 
 
 def split_rotate(
     pre_TF: Tensor, heads: int, coords_q_CT: Tensor | None, coords_k_CT: Tensor | None, turns: Turns | None,
-    interleaved: bool, slots_T: Tensor | None, rows: int | None,
+    interleaved: bool, slots_T: Tensor | None, rows: int | None, late: Late,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """q, k, v: views of the projection where nothing turns and nothing is padded, else of one tensor."""
     given: list[Tensor | None] = [None] * len(POINTERS)
@@ -292,4 +294,5 @@ def split_rotate(
         assert coords_q_CT.shape == coords_k_CT.shape == (len(turns.freqs_q), len(pre_TF))
         assert (turns.origin is None) == (turns.slopes_q is None), "linear frequencies turn from an origin"
         given = [None if x is None else x.contiguous() for x in (coords_q_CT, coords_k_CT, *turns)]
-    return _SplitRotate.apply(pre_TF.contiguous(), heads, interleaved, slots_T, rows, *given)
+        late = late.to(*learned(turns))
+    return _SplitRotate.apply(pre_TF.contiguous(), heads, interleaved, slots_T, rows, late, *given)
