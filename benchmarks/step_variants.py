@@ -40,9 +40,18 @@ SUMS += [(readout, "SUMS_LATE", False), (silu_rotate, "SUMS_LATE", False)]
 SMALL: Variant = [(matrices, "LARGE", 1 << 16), (table, "MOST_PARTS", 1 << 12)]
 ALL_OFF: Variant = [*WEIGHTS, *SUMS, *SMALL, (fused, "SCORED_AHEAD", False), (matrices, "EARLY", 1 << 60)]
 ALL_OFF += [(fused, "DRAWN_BESIDE", False), (fused, "POSITIONS_BESIDE", False)]
+LARGE: dict[str, Variant] = {
+    "default": [],
+    "triton": TRITON,
+    "nothing beside the network": [(fused, "BESIDE_LARGE", 1 << 60)],
+    "products of weights in the backward pass": WEIGHTS,
+    "products and sums in the backward pass": [*WEIGHTS, *SUMS],
+    "scores of inputs in their update": [(fused, "SCORED_AHEAD", False)],
+    "late at the network's priority": [(fused, "BEHIND", -1)],
+}
 VARIANTS: dict[str, dict[str, Variant]] = {
-    "shop": {"default": [], "triton": TRITON},
-    "shop-long": {"default": [], "triton": TRITON},
+    "shop": LARGE,
+    "shop-long": LARGE,
     "pixel1m": {
         "default": [],
         "all off": ALL_OFF,

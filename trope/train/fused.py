@@ -12,7 +12,8 @@ The mathematics is that of `trope.train.step`; what differs is where it happens:
   gradient is then as narrow as they are, and `embed_backward` adds it to the input's;
 - the network's parameters move in one launch, which also writes the copies in bf16 that the next step's products read
   (trope.train.matrices);
-- in a batch of few tokens the network leaves much of the GPU free, and more goes on beside it (trope.kernels.aside).
+- in a batch of few tokens the network leaves much of the GPU free, and the update of a large table takes long: there
+  more goes on beside the network (trope.kernels.aside).
   During the forward pass the batch's entries are sorted by item, and the time bias finds its buckets. During the
   backward pass the rows that are no token's input are updated, which is nearly all of the table, on multiprocessors
   of their own (trope/kernels/table/own.cu). Only the rows of the batch's own items wait for the network's gradient.
@@ -58,9 +59,10 @@ from trope.train.step import Feed, seed_for
 
 # A batch's tokens are rounded up to a multiple of 1/16 of a full batch: few graphs, and on average 1/32 of it padding.
 SIZES = 16
-# Tokens of a batch up to which work goes on beside the network. Measured on an H200 (results/aside-h200.txt): 6,400
-# tokens gain 8 %, 25,600 lose 3 %. Nothing in between was measured.
-BESIDE = 1 << 14
+# Work goes on beside the network in batches of up to so many tokens, and in any batch if the item table has at least so
+# many numbers. Measured on an H200 (results/aside-h200.txt): with small tables 6,400 tokens gain 8 % and 25,600 lose
+# 3 %; with 6e8 numbers 65,536 tokens gain 5 %. Nothing in between was measured.
+BESIDE, BESIDE_LARGE = 1 << 14, 1 << 27
 # The update of most of the table has so many of the GPU's multiprocessors for itself, where the table has at most so
 # many numbers. A larger one takes longer than the network beside it, and has the whole GPU once the network is done.
 # 0.24 to 0.75 were measured on an H200 with a table of 5e7 numbers (results/step-h200.txt); no other size was.
@@ -218,7 +220,7 @@ class FusedStep:
         self.optimizer.zero_grad(set_to_none=True)
         tokens = gather_batch(self.source, plan, self.cursor, backend)
         for beside in (self.aside, self.soon, self.small, self.own, self.last, self.late):
-            beside.begin(plan.tokens <= BESIDE)
+            beside.begin(plan.tokens <= BESIDE or self.table.weight.numel() >= BESIDE_LARGE)
         factors = None
         with self.small.work():
             inputs = self.table.input_entries(tokens.items_T, backend)
