@@ -38,7 +38,7 @@ SUMS: Variant = [(project, "BIASES_LATE", False), (bias_gradient, "SUMS_LATE", F
 SUMS += [(readout, "SUMS_LATE", False), (silu_rotate, "SUMS_LATE", False)]
 # torch moves the network's small tensors, and adds up the squares of the table's gradient.
 SMALL: Variant = [(matrices, "LARGE", 1 << 16), (table, "MOST_PARTS", 1 << 12)]
-ALL_OFF: Variant = [*WEIGHTS, *SUMS, *SMALL, (fused, "SCORED_AHEAD", False), (matrices, "EARLY", 1 << 60)]
+ALL_OFF: Variant = [*WEIGHTS, *SUMS, *SMALL, (fused, "SCORED_AHEAD", False)]
 ALL_OFF += [(fused, "DRAWN_BESIDE", False), (fused, "POSITIONS_BESIDE", False)]
 LARGE: dict[str, Variant] = {
     "default": [],
@@ -61,13 +61,12 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "late at the network's priority": [(fused, "BEHIND", -1)],
         "late ahead of the network": [(fused, "BEHIND", -2)],
         "torch moves small tensors": SMALL,
-        "parameters move at the end": [(matrices, "EARLY", 1 << 60)],
         "scores of inputs in their update": [(fused, "SCORED_AHEAD", False)],
         "draw and positions in the chain": [(fused, "DRAWN_BESIDE", False), (fused, "POSITIONS_BESIDE", False)],
         # Not for use, every step draws the same: what the launch between two graphs costs that writes the step's seed.
         "experiment: no seed": [(fused.FusedStep, "_sow", lambda step, seed: None)],
         "before": BEFORE,
-        **{f"own {share}": [(fused, "OWN_SHARE", share)] for share in (0.42, 0.46, 0.55, 0.6, 0.65, 0.7)},
+        **{f"own {share}": [(fused, "OWN_SHARE", share)] for share in (0.42, 0.46, 0.55, 0.6)},
         "nothing ahead of the network": [(fused, "AHEAD", -1)],
     },
     "tiny": {"default": [], "before": BEFORE},

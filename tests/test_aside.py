@@ -123,7 +123,7 @@ def test_gradients_are_formed_beside_the_backward_pass(
     assert made == ["late"] * len(parameters)
     assert set(lines.waits) == {("late", "main")} and lines.current is lines.main
     assert len(lines.late._made) == len(parameters) and lines.late._kept
-    lines.late.check(parameter.grad for parameter in parameters)
+    lines.late.check(parameters)
     assert all(torch.equal(parameter.grad, want) for parameter, want in zip(parameters, wanted, strict=True))
     lines.waits.clear()
     lines.late.join()
@@ -137,8 +137,8 @@ def test_a_gradient_that_autograd_adds_to_is_noticed(lines: Lines) -> None:
     )
     y.sum().backward()
     with pytest.raises(RuntimeError, match="has changed a gradient"):
-        lines.late.check([weight.grad])
-    lines.late.check([weight.grad])  # said once
+        lines.late.check([weight])
+    lines.late.check([weight])  # said once
 
 
 def test_what_autograd_has_to_add_up_is_formed_in_place(lines: Lines) -> None:
@@ -177,7 +177,7 @@ def test_a_closed_one_works_in_place(lines: Lines) -> None:
     lines.late.is_open = False
     y, parameters = run_project(lines.late)
     y.sum().backward()
-    lines.late.check(parameter.grad for parameter in parameters)
+    lines.late.check(parameters)
     lines.late.join()
     assert not lines.waits and not lines.late._kept
 

@@ -128,23 +128,6 @@ def test_steps_are_the_plain_steps(name: str, table_state: str, clip: float) -> 
     assert_same_steps(TINY.config(name, *settings, f"train.clip={clip}"))
 
 
-@pytest.mark.parametrize("most", [1 << 60, 1, 2000])
-@pytest.mark.parametrize("name", PRESETS)
-def test_when_parameters_move_changes_nothing(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the backward pass goes on, or all at its end."""
-    data = generate(TINY, users=100, full=False, device=CPU)
-    config = TINY.config(name, "train.negatives=8")
-    *wanted, _, norm = trained(config, data, 3, CPU, is_bf16=False)
-    monkeypatch.setattr(train_matrices, "EARLY", most)
-    moved: list[int] = []
-    move = train_matrices.move
-    monkeypatch.setattr(train_matrices, "move", lambda *given: [moved.append(len(given[0])), move(*given)][1])
-    *got, _, its_norm = trained(config, data, 3, CPU, is_bf16=False)
-    assert all(torch.equal(*pair) for pair in zip(got, wanted, strict=True))
-    torch.testing.assert_close(its_norm, norm)
-    assert (len(moved) == 3) == (most == 1 << 60)
-
-
 @pytest.mark.parametrize("name", ["sasrec", "sasrec-trope", "tisasrec", "hstu"])
 @pytest.mark.usefixtures("same_negatives")
 def test_steps_with_a_readout_behind_any_block_are_the_plain_steps(name: str) -> None:
@@ -580,12 +563,9 @@ def beside_the_network(name: str, heads: int, head_dim: int) -> tuple[Config, Se
 @on_gpu
 @pytest.mark.parametrize("slow", ["aside", "small", "soon", "own", "last", "late"])
 @pytest.mark.parametrize("model", BESIDE[::3], ids=str)
-def test_a_stream_that_is_late_changes_nothing(
-    model: tuple[str, int, int], slow: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_is_late_changes_nothing(model: tuple[str, int, int], slow: str) -> None:
     """The same kernels, each stream in turn far behind the others: whoever does not wait for it, or whose memory is
     used again too soon, is wrong every time."""
-    monkeypatch.setattr(train_matrices, "EARLY", 1)  # as a larger network's parameters move
     config, data = beside_the_network(*model)
     cuda = torch.device("cuda")
     in_time, late = (trained(config, data, 12, cuda, is_bf16=True, slow=each) for each in ("", slow))
@@ -598,7 +578,6 @@ def test_what_goes_on_beside_the_network_touches_nothing_of_it(
     model: tuple[str, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A race would differ from run to run."""
-    monkeypatch.setattr(train_matrices, "EARLY", 1)  # as a larger network's parameters move
     config, data = beside_the_network(*model)
     cuda = torch.device("cuda")
     first, again = (trained(config, data, 40, cuda, is_bf16=True) for _ in range(2))

@@ -93,9 +93,9 @@ class Late(Aside):
             self._made.append(made.data_ptr())
         return made
 
-    def check(self, gradients: Iterable[Tensor | None]) -> None:
-        """Raise if one that was made here is not among the gradients that have arrived."""
-        arrived = {x.data_ptr() for x in gradients if x is not None}
+    def check(self, parameters: Iterable[Tensor]) -> None:
+        """Raise if a gradient is not where it was made."""
+        arrived = {x.grad.data_ptr() for x in parameters if x.grad is not None}
         made, self._made = self._made, []
         if not arrived.issuperset(made):
             raise RuntimeError("autograd has changed a gradient on a stream that has not waited for it")

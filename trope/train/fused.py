@@ -132,9 +132,7 @@ class FusedStep:
         # With a largest norm the optimiser updates the table as any parameter.
         self.hyper = table_hyper(optimizer, self.table.weight, step, holds_moments=config.train.clip == 0)
         low_dtype = torch.bfloat16 if is_bf16 else None
-        self.matrices = Matrices(
-            model, optimizer, self.hyper, config.train.clip == 0, low_dtype, guard.place_of, backend
-        )
+        self.matrices = Matrices(model, optimizer, self.hyper, config.train.clip == 0, low_dtype, backend)
         self.is_captured = self.device.type == "cuda"
         # `aside` and `small` sort the batch's entries and take what the network leaves free. So does `late`, for the
         # gradients of its parameters. Ahead of the network go `soon`, for what it waits for and the rest of its
@@ -258,9 +256,8 @@ class FusedStep:
         with self.last.work():
             loss = found.loss_T.sum() * tokens.weight[0]
             self.loss_sum += loss
-        with self.matrices.moving(factors, self.late):
-            out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
-        self.late.check([*self.matrices.read, *(p.grad for p in self.model.parameters())])
+        out_TE.backward(found.grad_out_TE.to(out_TE.dtype))
+        self.late.check(self.model.parameters())
         assert x_TE.grad is not None
         bounds, grad_start_TF = tokens.bounds, None if start_TF is None else start_TF.grad
         grad_rows_TE, grad_positions_LE = embed_backward(
@@ -301,7 +298,7 @@ class FusedStep:
             return self._clipped(scores, inputs, loss)
         with self.soon.work():  # beside the rows of the batch's own items
             self.soon.wait(self.late)
-            parts = self.matrices.move(factors)
+            parts, read_until_joined = self.matrices.move(factors, self.guard.place_of)
         norms_P = None
         if any(p.grad is not None for p in self.model.parameters()):
             with self.last.work():
@@ -313,7 +310,7 @@ class FusedStep:
         squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
         for beside in (self.soon, self.last, self.own, self.aside, self.late):
             beside.join()
-        self.matrices.read.clear()
+        del read_until_joined
         return self.guard.with_parts(loss, norms_P, parts, self.table.weight, squares, others_sq)
 
     def _move(

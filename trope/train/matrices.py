@@ -6,22 +6,18 @@ writes the copy instead (trope.kernels.adamw), beside the item table's update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from trope.kernels.adamw import Moved, Parts, move
-from trope.kernels.aside import Late
 from trope.kernels.backend import Backend
 from trope.models.recommender import SequentialRecommender
 from trope.train.optimizer import group_of, hold_moments
 
 # Numbers of a tensor from which on it moves here; torch's AdamW moves smaller ones.
 LARGE = 1
-# Gradients of so many numbers are worth a launch of their own during the backward pass.
-EARLY = 1 << 20
 
 
 class Matrices:
@@ -32,7 +28,6 @@ class Matrices:
         hyper: of the item table (`table_hyper`). The tensors here have its rates, and count its steps.
         moves: False where the optimiser moves everything.
         low_dtype: of the copies; None where products read the parameters.
-        place_of: the number of a parameter, see `Parts`.
     """
 
     def __init__(
@@ -42,13 +37,9 @@ class Matrices:
         hyper: Tensor,
         moves: bool,
         low_dtype: torch.dtype | None,
-        place_of: Callable[[Tensor], int],
         backend: Backend,
     ) -> None:
-        self.optimizer, self.low_dtype, self.place_of, self.backend = optimizer, low_dtype, place_of, backend
-        # Gradients of what has moved in a step, which another stream may still read; and parts of their norms.
-        self.read: list[Tensor] = []
-        self._parts: list[Parts] = []
+        self.optimizer, self.low_dtype, self.backend = optimizer, low_dtype, backend
         network = [p for p in model.parameters() if p is not model.items.weight]
         rates = group_of(optimizer, model.items.weight)
         self.large = [
@@ -73,44 +64,14 @@ class Matrices:
                 self._copies.append(self._low[id(parameter)])
         return self._low[id(parameter)]
 
-    @contextmanager
-    def moving(self, factors: Tensor | None, late: Late) -> Iterator[None]:
-        """In a backward pass within, tensors move when their gradients have come, as many at a time as `EARLY` says.
+    def move(self, factors: Tensor, place_of: Callable[[Tensor], int]) -> tuple[Parts, list[Tensor]]:
+        """Move the tensors that move here; returns the squared norms of their gradients, and the gradients.
 
-        Autograd has read a parameter for the last time when its gradient comes. Those of the last gradients are left to
-        `move`, which does not go behind anything. Nothing moves without factors, or where no work is late.
+        The parameters' own gradients are gone then, so the optimiser passes them over. Another stream may still read
+        the returned ones.
+
+        place_of: the number of a parameter, see `Parts`.
         """
-        self.read.clear()
-        self._parts.clear()
-        waiting = 0
-
-        def came(parameter: Tensor) -> None:
-            nonlocal waiting
-            if factors is not None and waiting >= EARLY:
-                waiting = -parameter.numel()
-                with late.work():
-                    self._move(factors)
-            waiting += parameter.numel()
-
-        hooks = [p.register_post_accumulate_grad_hook(came) for p in self.large] if late.is_open else []
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def move(self, factors: Tensor) -> Parts:
-        """Move the tensors that have not moved in this step; returns the squared norms of all their gradients.
-
-        The parameters' own gradients are gone then, so the optimiser passes them over. They live on in `read`, which
-        the caller clears when no stream reads them any more.
-        """
-        self._move(factors)
-        parts, self._parts = self._parts, []
-        return parts[0] if len(parts) == 1 else Parts(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-    def _move(self, factors: Tensor) -> None:
-        """Move the tensors that have a gradient."""
         moving = [p for p in self.large if p.grad is not None]
         gradients = [p.grad.contiguous() for p in moving if p.grad is not None]
         tensors = []
@@ -119,10 +80,9 @@ class Matrices:
             moments = (state["exp_avg"], state["exp_avg_sq"])
             group, low = group_of(self.optimizer, parameter), self._low.get(id(parameter))
             decays = bool(group["weight_decay"])
-            tensors.append(Moved(parameter.detach(), *moments, gradient, low, self.place_of(parameter), decays))
+            tensors.append(Moved(parameter.detach(), *moments, gradient, low, place_of(parameter), decays))
             parameter.grad = None
-        self.read += gradients
-        self._parts.append(move(tensors, factors, self.backend))
+        return move(tensors, factors, self.backend), gradients
 
     @torch.no_grad()
     def copy_others(self) -> None:
