@@ -95,15 +95,7 @@ def launch_everything() -> None:
     from trope.kernels.softmax import draw_uniform, sampled_softmax
     from trope.kernels.split_rotate import split_rotate
     from trope.kernels.swiglu import swiglu
-    from trope.kernels.table import (
-        InputEntries,
-        ScoreEntries,
-        invert,
-        score_inputs,
-        table_gradient,
-        unit_vectors,
-        update_table,
-    )
+    from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
 
     # The tile of a GPU, though the tensors are on the CPU.
     ranking_triton._tile = lambda x: {"BLOCK_S": 128, "BLOCK_V": 256, "BLOCK_E": 64, "WIDEN": False}
@@ -213,8 +205,6 @@ def launch_everything() -> None:
             for part in ("all", "others", "inputs"):
                 arguments = (table, torch.zeros(V + 1, E), second, unit, scores, inputs, factors_of(torch.ones(6)))
                 update_table(*arguments, part=part)
-            scored = inputs._replace(scored_TE=score_inputs(table, scores, inputs))
-            update_table(*arguments[:5], scored, arguments[6], part="inputs")
 
     matrices = [torch.randn(70, 50) for _ in range(4)]
     tensors = [Moved(*matrices, low) for low in (None, torch.zeros(70, 50, dtype=low))]

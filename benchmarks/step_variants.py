@@ -38,33 +38,23 @@ SUMS: Variant = [(project, "BIASES_LATE", False), (bias_gradient, "SUMS_LATE", F
 SUMS += [(readout, "SUMS_LATE", False), (silu_rotate, "SUMS_LATE", False)]
 # torch moves the network's small tensors, and adds up the squares of the table's gradient.
 SMALL: Variant = [(matrices, "LARGE", 1 << 16), (table, "MOST_PARTS", 1 << 12)]
-ALL_OFF: Variant = [*WEIGHTS, *SUMS, *SMALL, (fused, "SCORED_AHEAD", False)]
-ALL_OFF += [(fused, "DRAWN_BESIDE", False), (fused, "POSITIONS_BESIDE", False)]
 LARGE: dict[str, Variant] = {
     "default": [],
     "triton": TRITON,
     "nothing beside the network": [(fused, "BESIDE_LARGE", 1 << 60)],
-    "products of weights in the backward pass": WEIGHTS,
-    "products and sums in the backward pass": [*WEIGHTS, *SUMS],
-    "scores of inputs in their update": [(fused, "SCORED_AHEAD", False)],
-    "late at the network's priority": [(fused, "BEHIND", -1)],
 }
 VARIANTS: dict[str, dict[str, Variant]] = {
     "shop": LARGE,
     "shop-long": LARGE,
     "pixel1m": {
         "default": [],
-        "all off": ALL_OFF,
+        "as before: nothing late, torch moves small tensors": [*WEIGHTS, *SUMS, *SMALL],
         "products of weights in the backward pass": WEIGHTS,
         "sums in the backward pass": SUMS,
         "products and sums in the backward pass": [*WEIGHTS, *SUMS],
-        "late at the network's priority": [(fused, "BEHIND", -1)],
+        "late behind the network": [(fused, "BEHIND", 0)],
         "late ahead of the network": [(fused, "BEHIND", -2)],
         "torch moves small tensors": SMALL,
-        "scores of inputs in their update": [(fused, "SCORED_AHEAD", False)],
-        "draw and positions in the chain": [(fused, "DRAWN_BESIDE", False), (fused, "POSITIONS_BESIDE", False)],
-        # Not for use, every step draws the same: what the launch between two graphs costs that writes the step's seed.
-        "experiment: no seed": [(fused.FusedStep, "_sow", lambda step, seed: None)],
         "before": BEFORE,
         **{f"own {share}": [(fused, "OWN_SHARE", share)] for share in (0.42, 0.46, 0.55, 0.6)},
         "nothing ahead of the network": [(fused, "AHEAD", -1)],

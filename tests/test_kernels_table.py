@@ -4,23 +4,13 @@
 from the float64 run: a small multiple of what the torch reference in float32 is off.
 """
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from trope.kernels.adamw import factors_of
 from trope.kernels.softmax import sampled_softmax
-from trope.kernels.table import (
-    InputEntries,
-    ScoreEntries,
-    invert,
-    score_inputs,
-    table_gradient,
-    unit_vectors,
-    update_table,
-)
+from trope.kernels.table import InputEntries, ScoreEntries, invert, table_gradient, unit_vectors, update_table
 
 table_triton = pytest.importorskip("trope.kernels.table.triton", reason="needs the package triton")
 
@@ -73,19 +63,13 @@ class Problem:
     def gradient(self, backend, dtype=torch.float32):
         return table_gradient(self.table.to(self.device, dtype), *self.entries(backend, dtype), backend).double().cpu()
 
-    def update(self, backend, dtype=torch.float32, step=3, parts=("all",), scored=False):
-        """New weights, moments and unit vectors, and the squared norm, in float64; `parts` one after the other.
-
-        scored: the scores' part of the inputs' rows is formed ahead.
-        """
+    def update(self, backend, dtype=torch.float32, step=3, parts=("all",)):
+        """New weights, moments and unit vectors, and the squared norm, in float64; `parts` one after the other."""
         table = torch.nn.Parameter(self.table.to(self.device, dtype).clone())
         moments = [moment.to(self.device, dtype).clone() for moment in self.moments]
         unit = torch.full_like(table.data, 7, dtype=self.dtype if dtype == torch.float32 else dtype)
         hyper = torch.tensor([*HYPER, step], device=self.device)
         scores, inputs = self.entries(backend, dtype)
-        if scored:
-            known = inputs._replace(grad_TE=None)
-            inputs = inputs._replace(scored_TE=score_inputs(table.detach(), scores, known, backend))
         norm_sq = torch.zeros(1, device=self.device, dtype=dtype)
         for part in parts:
             known = inputs._replace(grad_TE=None) if part == "others" else inputs
@@ -119,8 +103,8 @@ def test_both_parts_are_the_whole_in_any_order(shape: tuple, state: str, backend
     the last, where each part's kernel is compiled by itself."""
     problem = Problem(shape, device, state=state)
     *want, norm_sq = problem.update(backend)
-    for parts, scored in itertools.product((("others", "inputs"), ("inputs", "others")), (False, True)):
-        *got, its_norm_sq = problem.update(backend, parts=parts, scored=scored)
+    for parts in (("others", "inputs"), ("inputs", "others")):
+        *got, its_norm_sq = problem.update(backend, parts=parts)
         close = {"rtol": 0.0, "atol": 0.0} if device == "cpu" else {"rtol": 1e-5, "atol": 1e-7}
         for mine, whole in zip(got, want, strict=True):
             torch.testing.assert_close(mine, whole, **close)

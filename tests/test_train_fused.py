@@ -493,8 +493,8 @@ class Line:
 # The sort of inputs, the draw, the sort of candidates, which waits for both the batch and the draw; the buckets of
 # time, which the first block waits for; the ends of the draw and the sorts.
 SORT = ["small", "last", "aside", "aside", "soon", "main", "main", "main", "main"]
-# The table's other rows, the scores' part of the inputs' rows, the loss, the network's parameters, and the ends of all.
-ROWS = ["aside", "small", "last", "soon", "main", "main", "main", "main"]
+# The table's other rows, the loss, the network's parameters, and the ends of all.
+ROWS = ["aside", "last", "soon", "main", "main", "main"]
 OWN = ["own", *ROWS[1:]]
 
 

@@ -17,8 +17,7 @@ The mathematics is that of `trope.train.step`; what differs is where it happens:
   During the forward pass the batch's entries are sorted by item, and the time bias finds its buckets. During the
   backward pass the rows that are no token's input are updated, which is nearly all of the table, on multiprocessors
   of their own (trope/kernels/table/own.cu). Only the rows of the batch's own items wait for the network's gradient.
-  Gradients of the network's parameters, which nothing in the backward pass waits for, are formed beside it, too, and
-  parameters move when enough of them have come;
+  Gradients of the network's parameters, which nothing in the backward pass waits for, are formed beside it, too;
 - everything that changes from step to step lives on the device: the cursor into the epoch's order, the step number, the
   learning rates, and the seed of everything random, which depends on the step alone: a resumed run draws the same;
 - a batch takes as many tokens as it has events, rounded up to one of a few sizes. The first batch of a size runs as
@@ -43,13 +42,13 @@ from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
 from trope.kernels.adamw import factors_of
-from trope.kernels.aside import IN_PLACE, Aside, Beside, Late
+from trope.kernels.aside import Aside, Beside, Late
 from trope.kernels.backend import Backend
 from trope.kernels.batch import BatchShape, Tokens, gather_batch
 from trope.kernels.embed import embed, embed_backward
 from trope.kernels.softmax import draw_uniform, sampled_softmax
 from trope.kernels.softmax.shared import shared_softmax
-from trope.kernels.table import InputEntries, Part, ScoreEntries, own_multiprocessors, score_inputs
+from trope.kernels.table import InputEntries, Part, ScoreEntries, own_multiprocessors
 from trope.models.recommender import SequentialRecommender
 from trope.train.divergence import DivergenceGuard
 from trope.train.loss import draw_negatives
@@ -70,13 +69,9 @@ OWN_SHARE, OWN_MOST = 0.5, 1 << 27
 # Priority of streams that go before the network's, which has -1: the table's multiprocessors are taken before the
 # network spreads over all, and the short launches at the step's end do not wait for the rows of the batch's items.
 AHEAD = -2
-# And of the stream that forms the network's gradients of its parameters: behind what the backward pass waits for.
-BEHIND = 0
-# Whether negatives are drawn beside the network's beginning, and the positions' gradient beside the table's update.
-DRAWN_BESIDE, POSITIONS_BESIDE = True, True
-# Whether what the scores give to the gradient of the batch's own items is added up before the network's gradient is
-# there.
-SCORED_AHEAD = True
+# And of the stream that forms gradients of the network's parameters: the network's own. Behind the network they come so
+# late that the step's end waits for them: 1.17 instead of 1.14 ms a step (results/step-h200.txt).
+BEHIND = -1
 _EMBED_STREAM = 0  # of dropout; blocks have 1, 2, ..
 
 logger = logging.getLogger("trope")
@@ -134,9 +129,9 @@ class FusedStep:
         low_dtype = torch.bfloat16 if is_bf16 else None
         self.matrices = Matrices(model, optimizer, self.hyper, config.train.clip == 0, low_dtype, backend)
         self.is_captured = self.device.type == "cuda"
-        # `aside` and `small` sort the batch's entries and take what the network leaves free. So does `late`, for the
-        # gradients of its parameters. Ahead of the network go `soon`, for what it waits for and the rest of its
-        # parameters' AdamW, `own`, for the table's update, and `last`, for the draw and the loss.
+        # `aside` and `small` sort the batch's entries and take what the network leaves free. `late` is for gradients of
+        # its parameters. Ahead of the network go `soon`, for what it waits for and its parameters' AdamW, `own`, for
+        # the table's update, and `last`, for the draw and the loss.
         self.aside, self.small = (Aside(self.device) for _ in range(2))
         self.soon, self.own, self.last = (Aside(self.device, priority=AHEAD) for _ in range(3))
         self.late = Late(self.device, priority=BEHIND)
@@ -217,12 +212,14 @@ class FusedStep:
         model, backend = self.config.model, self.backend
         self.optimizer.zero_grad(set_to_none=True)
         tokens = gather_batch(self.source, plan, self.cursor, backend)
-        for beside in (self.aside, self.soon, self.small, self.own, self.last, self.late):
-            beside.begin(plan.tokens <= BESIDE or self.table.weight.numel() >= BESIDE_LARGE)
+        is_small = plan.tokens <= BESIDE
+        for beside in (self.aside, self.soon, self.small, self.own, self.last):
+            beside.begin(is_small or self.table.weight.numel() >= BESIDE_LARGE)
+        self.late.begin(is_small)  # what it reads would be much memory in a large batch, for nothing
         factors = None
         with self.small.work():
             inputs = self.table.input_entries(tokens.items_T, backend)
-        with (self.last if DRAWN_BESIDE else IN_PLACE).work():
+        with self.last.work():
             negatives = self._draw(tokens)
         with self.aside.work():
             self.aside.wait(self.last)
@@ -249,10 +246,6 @@ class FusedStep:
         self.aside.join()
         scores = ScoreEntries(*entries, found.coefs, found.rows)
         others_sq = self._move_others(scores, inputs, factors)
-        if SCORED_AHEAD and others_sq is not None:
-            with self.small.work():
-                scored_TE = score_inputs(self.table.weight.detach(), scores, inputs, backend)
-            inputs = inputs._replace(scored_TE=scored_TE)
         with self.last.work():
             loss = found.loss_T.sum() * tokens.weight[0]
             self.loss_sum += loss
@@ -262,7 +255,7 @@ class FusedStep:
         bounds, grad_start_TF = tokens.bounds, None if start_TF is None else start_TF.grad
         grad_rows_TE, grad_positions_LE = embed_backward(
             x_TE.grad, tokens.items_T, bounds.starts_B, bounds.lengths_B, model.max_len, *drops, grad_start_TF,
-            self.soon if POSITIONS_BESIDE else IN_PLACE,
+            self.soon,
         )  # fmt: skip
         if positions is not None:
             positions.weight.grad = grad_positions_LE
@@ -306,7 +299,6 @@ class FusedStep:
                 norms_P = self.guard.stacked(self.guard.norms(known=[id(self.table.weight)]))
                 self.optimizer.step()
                 self.matrices.copy_others()
-        self.small.join()
         squares = self._move(scores, inputs, factors, "all" if others_sq is None else "inputs")
         for beside in (self.soon, self.last, self.own, self.aside, self.late):
             beside.join()

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Partial rows, at most. Fixed, so that sums do not depend on the GPU; not tuned. 512 made the second launch long.
-ROWS = 128
+# Partial rows, at most. Fixed, so that sums do not depend on the GPU. Both launches are short chains of loads: a program
+# of the second has all partial rows of a few columns at once. Not tuned beyond that.
+ROWS, COLUMNS = 512, 8
 
 
 @triton.jit
@@ -39,13 +40,11 @@ def sum_rows(x_TN: Tensor) -> Tensor:
     size = max(16, triton.cdiv(T, ROWS))
     parts = triton.cdiv(T, size)
     partial = torch.empty((parts, N), device=x_TN.device)
-    grid = (parts, triton.cdiv(N, block_n))
-    # Tiles of both launches were not tuned.
-    _partial_kernel[grid](
+    _partial_kernel[(parts, triton.cdiv(N, block_n))](
         p_x=x_TN, p_partial=partial, T=T, N=N, s_x=x_TN.stride(0), SIZE=size, BLOCK_T=32, BLOCK_N=block_n, num_warps=4
     )
     out = torch.empty((1, N), device=x_TN.device)
-    _partial_kernel[(1, grid[1])](
-        p_x=partial, p_partial=out, T=parts, N=N, s_x=N, SIZE=parts, BLOCK_T=64, BLOCK_N=block_n, num_warps=8
+    _partial_kernel[(1, triton.cdiv(N, COLUMNS))](
+        p_x=partial, p_partial=out, T=parts, N=N, s_x=N, SIZE=parts, BLOCK_T=ROWS, BLOCK_N=COLUMNS, num_warps=8
     )
     return out[0]

@@ -19,8 +19,8 @@ from trope.kernels.table.own import own_multiprocessors
 from trope.kernels.table.reference import InputEntries, Part, ScoreEntries
 
 __all__ = [
-    "InputEntries", "Part", "ScoreEntries", "invert", "own_multiprocessors", "score_inputs", "table_gradient",
-    "unit_vectors", "update_table",
+    "InputEntries", "Part", "ScoreEntries", "invert", "own_multiprocessors", "table_gradient", "unit_vectors",
+    "update_table",
 ]  # fmt: skip
 
 
@@ -48,22 +48,6 @@ def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries,
     from trope.kernels.table import triton as fused
 
     return fused.table_gradient(table_VE, scores, inputs)
-
-
-@torch.no_grad()
-def score_inputs(
-    table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries, backend: Backend = "auto"
-) -> Tensor | None:
-    """What the scores give to the gradient of the rows that are some token's input, for `InputEntries.scored_TE`.
-
-    It is known before the network's backward pass, and is most of the work of `update_table` for these rows. The row of
-    an item is at the first token that has it; other rows are not written. None where the update has no use for it.
-    """
-    if resolve_backend(backend, table_VE) == "torch":
-        return None
-    from trope.kernels.table import triton as fused
-
-    return fused.score_inputs(table_VE, scores, inputs)
 
 
 @torch.no_grad()

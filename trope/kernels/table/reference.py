@@ -35,7 +35,6 @@ class InputEntries(NamedTuple):
     first_V: Tensor  # [V+2]
     grad_TE: Tensor | None  # None as long as only the rows of other items are updated
     scale: float
-    scored_TE: Tensor | None = None  # from `score_inputs`: the update of these rows then gathers no score entries
 
 
 def invert(items: Tensor, num_items: int) -> tuple[Tensor, Tensor]:

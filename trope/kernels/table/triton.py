@@ -18,8 +18,6 @@ Names of the kernel arguments:
 - p_partial: squared gradient of each program's rows. num_rows: V + 1, or T if OF_INPUTS.
 - OF_INPUTS: only rows that are some token's input; the first token of an item takes its row. OF_OTHERS: only the rest,
   whose gradient has no part from the inputs.
-- SCORED: with OF_INPUTS, what the scores give to the gradient. "write": it is all that is written, to p_grad [T, E].
-  "read": it is read from there.
 - ROWS: items of a program. CHUNK, IN_CHUNK: score and input entries of each in registers at once. BLOCK_E: E rounded
   up.
 - p_by_item: sorted keys [N]; num_firsts: V + 2.
@@ -93,7 +91,7 @@ def _table_kernel(
     p_table, p_avg, p_sq, p_unit, p_grad, p_partial, p_factors,
     p_order, p_first, p_coefs, p_out, p_in_items, p_in_order, p_in_first, p_in_grad, scale, num_rows,
     C: tl.constexpr, E: tl.constexpr, EPS: tl.constexpr, UPDATE: tl.constexpr, ROWWISE: tl.constexpr,
-    OF_INPUTS: tl.constexpr, OF_OTHERS: tl.constexpr, SCORED: tl.constexpr,
+    OF_INPUTS: tl.constexpr, OF_OTHERS: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, IN_CHUNK: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of ROWS items,): gradient, and if UPDATE the AdamW step and the new unit vectors."""
@@ -120,19 +118,16 @@ def _table_kernel(
         b_avg = tl.load(p_avg + o_w, mask=m, other=0.0, eviction_policy="evict_first")
         b_sq = tl.load(p_sq + o_sq, mask=m_sq, other=0.0, eviction_policy="evict_first")
 
-    if SCORED == "read":
-        b_g = tl.load(p_grad + o_t.to(tl.int64)[:, None] * E + o_e[None, :], mask=m, other=0.0)
-    else:
-        b_g = _entry_sums(
-            p_order=p_order, p_first=p_first, p_coefs=p_coefs, p_rows=p_out, o_v=o_v, m_v=m_v, o_e=o_e, C=C, E=E,
-            WEIGHTED=True, CHUNK=CHUNK,
-        )  # fmt: skip
-        b_length = tl.sqrt(tl.sum(b_w * b_w, axis=1))
-        b_inverse = 1.0 / tl.maximum(b_length, EPS)
-        # Back through the normalisation: without the radial part, over the length.
-        b_radial = tl.where(b_length > EPS, tl.sum(b_g * b_w, axis=1) * b_inverse * b_inverse, 0.0)
-        b_g = (b_g - b_w * b_radial[:, None]) * b_inverse[:, None]
-    if not OF_OTHERS and SCORED != "write":
+    b_g = _entry_sums(
+        p_order=p_order, p_first=p_first, p_coefs=p_coefs, p_rows=p_out, o_v=o_v, m_v=m_v, o_e=o_e, C=C, E=E,
+        WEIGHTED=True, CHUNK=CHUNK,
+    )  # fmt: skip
+    b_length = tl.sqrt(tl.sum(b_w * b_w, axis=1))
+    b_inverse = 1.0 / tl.maximum(b_length, EPS)
+    # Back through the normalisation: without the radial part, over the length.
+    b_radial = tl.where(b_length > EPS, tl.sum(b_g * b_w, axis=1) * b_inverse * b_inverse, 0.0)
+    b_g = (b_g - b_w * b_radial[:, None]) * b_inverse[:, None]
+    if not OF_OTHERS:
         b_g += scale * _entry_sums(
             p_order=p_in_order, p_first=p_in_first, p_coefs=p_coefs, p_rows=p_in_grad, o_v=o_v, m_v=m_v, o_e=o_e, C=1,
             E=E, WEIGHTED=False, CHUNK=IN_CHUNK,
@@ -149,8 +144,6 @@ def _table_kernel(
         tl.store(p_sq + o_sq, b_sq, mask=m_sq, eviction_policy="evict_first")
         b_inverse = 1.0 / tl.maximum(tl.sqrt(tl.sum(b_w * b_w, axis=1)), EPS)
         tl.store(p_unit + o_w, (b_w * b_inverse[:, None]).to(p_unit.dtype.element_ty), mask=m)
-    elif SCORED == "write":
-        tl.store(p_grad + o_t.to(tl.int64)[:, None] * E + o_e[None, :], b_g, mask=m)
     else:
         tl.store(p_grad + o_w, b_g, mask=(o_v < num_rows)[:, None] & (o_e < E)[None, :])
 
@@ -220,8 +213,7 @@ def check_entries(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) 
     (rows, E), (T, C) = table_VE.shape, scores.coefs_TC.shape
     assert table_VE.dtype == torch.float32 and table_VE.is_contiguous()
     assert scores.out_TE.shape == (T, E) and scores.order.numel() == T * C < 2**31
-    for grad_TE in (inputs.grad_TE, inputs.scored_TE):
-        assert grad_TE is None or (grad_TE.shape == (inputs.order.numel(), E) and grad_TE.is_contiguous())
+    assert inputs.grad_TE is None or inputs.grad_TE.shape == (inputs.order.numel(), E)
     assert scores.first_V.numel() == inputs.first_V.numel() == rows + 1
     tensors = (*scores, *inputs[:4])
     assert all(tensor.is_contiguous() for tensor in tensors if tensor is not None)
@@ -271,37 +263,9 @@ def table_gradient(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries)
         ROWWISE=False,
         OF_INPUTS=False,
         OF_OTHERS=False,
-        SCORED="",
         **tile,
     )
     return grad_VE
-
-
-def score_inputs(table_VE: Tensor, scores: ScoreEntries, inputs: InputEntries) -> Tensor:
-    """See `trope.kernels.table.score_inputs`; float32 [T, E]."""
-    check_entries(table_VE, scores, inputs)
-    rows, E = table_VE.shape
-    T = inputs.order.numel()
-    scored_TE = torch.empty((T, E), dtype=torch.float32, device=table_VE.device)
-    tile = _tile(E, scores.order.numel() / rows)
-    unused = dict.fromkeys(("p_avg", "p_sq", "p_unit", "p_partial", "p_factors"), table_VE)
-    if T:
-        _table_kernel[(triton.cdiv(T, tile["ROWS"]),)](
-            p_table=table_VE,
-            p_grad=scored_TE,
-            **unused,
-            **_entry_arguments(scores, inputs),
-            num_rows=T,
-            E=E,
-            EPS=EPS,
-            UPDATE=False,
-            ROWWISE=False,
-            OF_INPUTS=True,
-            OF_OTHERS=False,
-            SCORED="write",
-            **tile,
-        )
-    return scored_TE
 
 
 def update_table(
@@ -320,13 +284,12 @@ def update_table(
     if not blocks:
         return torch.zeros(1, dtype=torch.float32, device=table_VE.device)
     partial = torch.empty(blocks, dtype=torch.float32, device=table_VE.device)
-    is_scored = part == "inputs" and inputs.scored_TE is not None
     _table_kernel[(blocks,)](
         p_table=table_VE,
         p_avg=exp_avg_VE,
         p_sq=exp_avg_sq,
         p_unit=unit_VE,
-        p_grad=inputs.scored_TE if is_scored else table_VE,  # the table is not touched here
+        p_grad=table_VE,  # not touched with UPDATE
         p_partial=partial,
         p_factors=factors,
         **_entry_arguments(scores, inputs),
@@ -337,7 +300,6 @@ def update_table(
         ROWWISE=exp_avg_sq.ndim == 1,
         OF_INPUTS=part == "inputs",
         OF_OTHERS=part == "others",
-        SCORED="read" if is_scored else "",
         **tile,
     )
     return partial if sums == 1 else partial.view(sums, -1).sum(dim=1)
