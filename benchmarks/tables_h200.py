@@ -96,6 +96,17 @@ def timeline_us(kernel: str) -> float:
     return max(float(line.split()[1]) for line in text("timeline-h200.txt").splitlines() if line.endswith(kernel))
 
 
+def gain(name: str, before: str, after: str) -> str:
+    """How much shorter the median step is, percent; two lines of a file of step_variants.py, the first ones."""
+
+    def median(variant: str) -> float:
+        found = re.search(rf"(?m)^{re.escape(variant)}: \S+ [\d.]+ it/s p50 ([\d.]+)", text(name))
+        assert found is not None, variant
+        return float(found[1])
+
+    return f"{100 * (1 - median(after) / median(before)):.0f}"
+
+
 def soak(pattern: str) -> str:
     """What follows the line of the soak in results/serve_soak.txt."""
     found = re.search(rf"(?m)^soak: .*?{pattern}", text("serve_soak.txt"))
@@ -132,6 +143,10 @@ H200_VALUES: dict[str, Callable[[], str]] = {
     "long-keys": lambda: f"{kernel_ms('shop-long:hstu-trope', 'narrow_keys'):.1f}",
     "long-queries": lambda: f"{kernel_ms('shop-long:hstu-trope', 'narrow_queries'):.1f}",
     "long-forward": lambda: f"{kernel_ms('shop-long:hstu-trope', 'narrow_forward'):.1f}",
+    "late-gain": lambda: gain(
+        "step-h200.txt", "as before: nothing late, torch moves small tensors", "late at the network's priority"
+    ),
+    "beside-gain": lambda: gain("aside-h200.txt", "default", "sort and table beside, small programs"),
     "soak-requests": lambda: soak(r"minutes, ([\d,]+) requests"),
     "soak-growth": lambda: soak(r"\(\+([\d.]+) %\)"),
     "eval-bf16": lambda: evaluated("bf16"),

@@ -534,6 +534,19 @@ def test_every_step_waits_for_what_it_began_beside_the_network(
     assert len(sizes) == (2 if beside == 128 else 1)
 
 
+@pytest.mark.parametrize("beside", [0, 10**6])
+def test_a_large_table_moves_beside_the_network_in_any_batch(beside: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late gradients are for batches of few tokens all the same: what they read would be much memory."""
+    monkeypatch.setattr(train_fused, "BESIDE", beside)
+    data = generate(TINY, users=100, full=False, device=CPU)
+    step = Parts(TINY.config("hstu-trope", "train.negatives=8"), data).fused()
+    for largest, is_open in ((step.table.weight.numel() + 1, beside > 0), (step.table.weight.numel(), True)):
+        monkeypatch.setattr(train_fused, "BESIDE_LARGE", largest)
+        step(0, 0, 0)
+        assert {each.is_open for each in (step.aside, step.soon, step.small, step.own, step.last)} == {is_open}
+        assert step.late.is_open == (beside > 0)
+
+
 def slowed(beside: Aside) -> None:
     """Let every piece of work begin late, by about as long as a small step takes."""
     work = beside.work
