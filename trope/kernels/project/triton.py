@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Partial rows, at most. Fixed, so that sums do not depend on the GPU. Both launches are short chains of loads: a program
-# of the second has all partial rows of a few columns at once. Not tuned beyond that.
+# Partial rows, at most. Fixed, so that sums do not depend on the GPU. Both launches are short chains of loads: each
+# program of the second has all partial rows of a few columns at once. Not tuned beyond that.
 ROWS, COLUMNS = 512, 8
 
 
