@@ -6,8 +6,9 @@
 // is drawn from a generator seeded by `order` and the block. A launch runs in two orders, so that a missing barrier shows.
 //
 // What a GPU would let pass is made to fail: memory outside of all tensors may not be touched (`Fenced` in __init__.py),
-// shared memory is full of NaN at first, so is the destination of a copy until wait_copies, what a lane reads from an
-// absent lane is NaN, and bytes on both sides of shared memory must stay as they are.
+// shared memory is full of NaN at first, so is the destination of a copy until wait_copies and the sum of a wide product
+// until wait_products, what a lane reads from an absent lane is NaN, wide products read only what was shown to them, and
+// bytes on both sides of shared memory must stay as they are.
 
 #pragma once
 

@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const A
         __stcs(reinterpret_cast<uint4*>(ds + j / 32 * PATCH + e * 8 * ROW),
                uint4{gradient[0][e], gradient[0][2 + e], gradient[1][e], gradient[1][2 + e]});
     }
-    wait_products<0>(dk);
+    wait_products<0>(dk);  // all; both sums are named, so that the compiler touches neither before
     wait_products<0>(dv);
   };
   for (int i = from; i < stages; ++i) {
