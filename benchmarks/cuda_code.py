@@ -63,7 +63,7 @@ def _forget(nvrtc: ModuleType) -> None:
 
 
 def machine_code(source: Path, defines: Defines, architecture: str) -> bytes:
-    """A .cu file compiled for an architecture, such as sm_90; inside of `nvrtc_in`."""
+    """A .cu file compiled for an architecture, such as sm_90a; inside of `nvrtc_in`."""
     from trope.kernels import nvrtc
 
     return nvrtc._compiled(source, (f"--gpu-architecture={architecture}", *(f"-D{name}={n}" for name, n in defines)))

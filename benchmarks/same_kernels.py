@@ -227,7 +227,7 @@ def compile_cuda(root: Path, folder: Path, launches: list[list[Any]]) -> None:
     found: list[list[Any]] = []
     with nvrtc_in(folder):
         for source, defines in variants(root):
-            for name, code in disassembled(machine_code(source, defines, "sm_90")).items():
+            for name, code in disassembled(machine_code(source, defines, "sm_90a")).items():
                 assert code, f"no instruction of {name} was found"
                 found.append([name, defines, hashlib.sha256(code.encode()).hexdigest()])
     launches += sorted(found)

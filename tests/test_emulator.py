@@ -43,6 +43,41 @@ extern "C" __global__ void __launch_bounds__(64) product(const Arguments x) {
 }
 """
 
+WIDE = """
+#include "warp.cuh"
+struct Arguments { const bf16_t *a, *b; float *across, *along; };
+
+// across [64, 32] = a [64, 32] b^T, along [64, 32] = twice a b; b is [32, 32].
+extern "C" __global__ void __launch_bounds__(128) wide(const Arguments x) {
+  SHARED(memory);
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 4, chunk = threadIdx.x % 4, first = threadIdx.x / 32 * 16;
+  copy16(memory + row * 64 + ((chunk ^ (row / 2 % 4)) << 4), x.b + 32 * row + 8 * chunk, true);
+  commit_copies();
+  wait_copies<0>();
+  if (SHOW) show_to_products();
+  __syncthreads();
+  uint32_t a[2][4];
+  for (int n = 0; n < 2; n++)
+    for (int i = 0; i < 4; i++)
+      a[n][i] = *reinterpret_cast<const uint32_t*>(
+          x.a + (first + lane / 4 + i % 2 * 8) * 32 + 16 * n + i / 2 * 8 + lane % 4 * 2);
+  const Rows rows = rows_at(memory);
+  float across[4][4], along[4][4];
+  begin_products();
+  multiply_wide<false, false>(across, a[0], rows, 0, 0);
+  multiply_wide<false, true>(across, a[1], rows, 0, 1);
+  commit_products();
+  multiply_wide<true, false>(along, a[0], rows, 0);
+  for (int i = 1; i < 4; i++) multiply_wide<true, true>(along, a[i % 2], rows, i % 2 * 16);
+  commit_products();
+  wait_products<LATER>(across);
+  for (int i = 0; i < 16; i++) {
+    const int at = (first + lane / 4 + i / 2 % 2 * 8) * 32 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+    x.across[at] = across[i / 4][i % 4], x.along[at] = along[i / 4][i % 4];
+  }
+}
+"""
+
 SMALL = """
 #include "warp.cuh"
 struct Arguments { float* y; long long n; double scale; };
@@ -155,6 +190,30 @@ def test_a_product_is_torchs(turned: int, tmp_path: Path, rng: torch.Generator) 
 def test_a_missing_wait_gives_nan(tmp_path: Path) -> None:
     a, b = torch.ones(16, 16).bfloat16(), torch.ones(16, 16).bfloat16()
     assert product(tmp_path, a, b, turned=0, wait=0).isnan().all()
+
+
+def wide_products(folder: Path, rng: torch.Generator, show: int, later: int) -> list[torch.Tensor]:
+    source = folder / "wide.cu"
+    source.write_text(WIDE)
+    a, b = (torch.randn(n, 32, generator=rng).bfloat16() for n in (64, 32))
+    across, along = torch.full((2, 64, 32), torch.nan)
+    compiled(source, {"SHOW": show, "LATER": later}).launch("wide", (1, 1, 1), 128, 2048, [a, b, across, along])
+    return [a.double(), b.double(), across.double(), along.double()]
+
+
+def test_wide_products_are_torchs(tmp_path: Path, rng: torch.Generator) -> None:
+    a, b, across, along = wide_products(tmp_path, rng, show=1, later=0)
+    assert torch.allclose(across, a @ b.T, rtol=0, atol=1e-5) and torch.allclose(along, 2 * a @ b, rtol=0, atol=1e-5)
+
+
+def test_wide_products_that_nobody_waited_for_give_nan(tmp_path: Path, rng: torch.Generator) -> None:
+    a, b, across, along = wide_products(tmp_path, rng, show=1, later=1)
+    assert torch.allclose(across, a @ b.T, rtol=0, atol=1e-5) and along.isnan().all()
+
+
+def test_wide_products_read_only_what_was_shown_to_them(tmp_path: Path, rng: torch.Generator) -> None:
+    with pytest.raises(RuntimeError, match="show_to_products did not show"):
+        wide_products(tmp_path, rng, show=0, later=0)
 
 
 def test_shuffles(small: Module) -> None:

@@ -8,10 +8,12 @@ from conftest import on_gpu
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from trope.kernels import nvrtc
 from trope.kernels.attention import hstu_attention, narrow, reference, time_gaps
 from trope.kernels.attention.arguments import Bias, row_stride
 from trope.kernels.attention.gaps import Gaps
 from trope.kernels.attention.triton import with_sheet
+from trope.kernels.limits import HOPPER
 from trope.kernels.sequence_bounds import SequenceBounds
 
 emulated = pytest.mark.usefixtures("emulated")
@@ -147,6 +149,21 @@ def test_what_these_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -> None
     assert not narrow.is_narrow(q, k, v, case.bounds, longer)
     with pytest.raises(AssertionError, match="longer than the position weights"):
         narrow.forward(q, k, v, case.bounds, case.n, case.bias._replace(position=torch.zeros(101)))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (12, 0)])
+def test_they_are_for_hopper_only(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Blackwell GPU has as much shared memory, but not the same products: it takes Triton's kernels."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(narrow, "shared_memory", lambda device: HOPPER)
+    monkeypatch.setattr(nvrtc, "is_available", lambda device: True)
+
+    def is_made_for(L: int) -> bool:
+        bounds = SequenceBounds.jagged(torch.tensor([0, 1]), L)
+        return narrow.is_made_for(8, 32, torch.bfloat16, torch.device("cuda"), bounds, LAST)
+
+    assert is_made_for(512) == (capability == (9, 0))
+    assert not is_made_for(64) and not is_made_for(1 << 16)  # a tile is enough; distances do not fit
 
 
 @pytest.mark.parametrize("most_bytes", [1 << 28, 1 << 14], ids=["sheet kept", "sheet written again"])

@@ -6,8 +6,9 @@
 // is drawn from a generator seeded by `order` and the block. A launch runs in two orders, so that a missing barrier shows.
 //
 // What a GPU would let pass is made to fail: memory outside of all tensors may not be touched (`Fenced` in __init__.py),
-// shared memory is full of NaN at first, so is the destination of a copy until wait_copies, what a lane reads from an
-// absent lane is NaN, and bytes on both sides of shared memory must stay as they are.
+// shared memory is full of NaN at first, so is the destination of a copy until wait_copies and the sum of a wide product
+// until wait_products, what a lane reads from an absent lane is NaN, wide products read only what was shown to them, and
+// bytes on both sides of shared memory must stay as they are.
 
 #pragma once
 
@@ -70,6 +71,9 @@ enum class State { runs, meets, waits_for_block, done };
 
 struct Copy { void* shared; const void* global; bool exists; };
 
+// A product of four warps that goes on beside the program. Its sum is NaN until the wait; `before` is what it was.
+struct Wide { float* sum; const unsigned char* right; bool along, adds, is_first; uint32_t a[4]; float before[16]; };
+
 struct Fiber {
   uint3 index;
   State state;
@@ -88,6 +92,10 @@ struct Fiber {
   const uint32_t* a;
   uint32_t b[2];
   float* sum;
+  std::vector<Wide> wides;  // under way, and how many of them are in each group
+  std::vector<size_t> groups;
+  size_t wanted;
+  std::vector<size_t> landed;  // 16 bytes of shared memory each that a copy wrote, and `show_to_products` has not shown
   uint64_t sent, received;
   int source;
   // Copies under way: those before `committed.back()` are in groups, which end where `committed` says.
@@ -101,6 +109,7 @@ static size_t shared_bytes;
 static jmp_buf scheduler;
 static std::string error;
 static uint64_t random_state;
+static std::vector<bool> unseen;  // by wide products: 16 bytes of shared memory each
 
 inline uint64_t mixed(uint64_t x) {  // splitmix64
   x += 0x9e3779b97f4a7c15u;
@@ -199,6 +208,40 @@ static void multiply_all(Fiber* lanes, unsigned) {
     for (int i = 0; i < 4; i++) lanes[lane].sum[i] = sum[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
 }
 
+// The first `wanted` products of every lane, as the hardware finds the right side: row r, chunk i of 16 bytes, where bits
+// 7-8 of the address change bits 4-5.
+static void multiply_wides(Fiber* lanes, unsigned) {
+  for (size_t at = 0; at < lanes[0].wanted; at++) {
+    float a[16][16], b[16][32];
+    const Wide& first = lanes[0].wides[at];
+    for (int lane = 0; lane < LANES; lane++)
+      for (int i = 0; i < 8; i++) {
+        const uint32_t x = lanes[lane].wides[at].a[i / 2];
+        a[lane / 4 + i / 2 % 2 * 8][2 * (lane % 4) + i / 4 * 8 + i % 2] = float_of(bf16_t(x >> i % 2 * 16));
+      }
+    for (int k = 0; k < 16; k++)
+      for (int n = 0; n < 32; n++) {
+        size_t address = first.right - shared + (first.along ? k * 64 + n * 2 : n * 64 + k * 2);
+        address ^= (address >> 7 & 3) << 4;
+        if (unseen[address / 16] && error.empty()) {
+          say_where(lanes[0].index.x);
+          say("multiply_wide reads what a copy wrote and show_to_products did not show");
+        }
+        bf16_t x;
+        memcpy(&x, shared + address, 2);
+        b[k][n] = float_of(x);
+      }
+    for (int lane = 0; lane < LANES; lane++) {
+      Wide& mine = lanes[lane].wides[at];
+      for (int i = 0; i < 16; i++) {
+        float sum = mine.adds ? (mine.is_first ? mine.before[i] : mine.sum[i]) : 0.0f;
+        for (int k = 0; k < 16; k++) sum += a[lane / 4 + i / 2 % 2 * 8][k] * b[k][i / 4 * 8 + 2 * (lane % 4) + i % 2];
+        mine.sum[i] = sum;
+      }
+    }
+  }
+}
+
 static void exchange(Fiber* lanes, unsigned members) {
   for (int lane = 0; lane < LANES; lane++)
     if (members >> lane & 1) {
@@ -283,7 +326,10 @@ __attribute__((noinline)) static void resume(Fiber* fiber) {
 
 static void run_block(std::vector<Fiber>& fibers) {
   const int threads = int(fibers.size()), warps = (threads + LANES - 1) / LANES;
-  for (Fiber& fiber : fibers) fiber.state = State::runs, fiber.copies.clear(), fiber.committed.clear();
+  for (Fiber& fiber : fibers) {
+    fiber.state = State::runs, fiber.copies.clear(), fiber.committed.clear();
+    fiber.wides.clear(), fiber.groups.clear(), fiber.landed.clear();
+  }
   std::vector<int> ready;
   for (;;) {
     ready.clear();
@@ -369,9 +415,9 @@ const char* run(void (*kernel)(Arguments), const void* arguments, size_t bytes, 
   blockDim = {unsigned(threads), 1, 1};
 
   shared_bytes = wanted;
-  std::vector<unsigned char> memory(shared_bytes + 2 * GUARD + 128);
+  std::vector<unsigned char> memory(shared_bytes + 2 * GUARD + 512);
   shared = memory.data() + GUARD;
-  shared += (128 - reinterpret_cast<uintptr_t>(shared) % 128) % 128;
+  shared += (512 - reinterpret_cast<uintptr_t>(shared) % 512) % 512;
 
   // A page beside a tensor: the fiber ends there, as after `fail`.
   struct sigaction caught = {}, before;
@@ -394,6 +440,7 @@ const char* run(void (*kernel)(Arguments), const void* arguments, size_t bytes, 
         blockIdx = {x, y, z};
         random_state = mixed(mixed(mixed(mixed(order) + z) + y) + x);
         memset(memory.data(), POISON, memory.size());
+        unseen.assign(shared_bytes / 16 + 1, false);
         run_block(fibers);
         for (size_t i = 0; i < memory.size() && error.empty(); i++)
           if (!is_shared(&memory[i], 1) && memory[i] != POISON)
@@ -431,6 +478,45 @@ static inline void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0
   emulate::meet("multiply", file, line, emulate::ALL, true, emulate::multiply_all);
 }
 
+static inline void begin_products() {}
+static inline void show_to_products() {
+  for (size_t at : emulate::current->landed) emulate::unseen[at] = false;
+  emulate::current->landed.clear();
+}
+static inline void commit_products() {
+  size_t before = 0;
+  for (size_t n : emulate::current->groups) before += n;
+  emulate::current->groups.push_back(emulate::current->wides.size() - before);
+}
+typedef const unsigned char* Rows;
+static inline Rows rows_at(const void* p) { return static_cast<Rows>(p); }
+static inline Rows beyond(Rows rows, int bytes) { return rows + bytes; }
+template <bool ALONG, bool ADDS>
+void multiply_wide(float (&sum)[4][4], const uint32_t (&a)[4], Rows rows, int row, int half = 0) {
+  rows += 64 * row;
+  if (!emulate::is_shared(rows, ALONG ? 1024 : 2048)) emulate::fail("multiply_wide reads outside of shared memory");
+  if ((rows - emulate::shared) % 512) emulate::fail("multiply_wide needs rows from a multiple of 512 bytes on");
+  std::vector<emulate::Wide>& wides = emulate::current->wides;
+  emulate::Wide mine = {sum[0], rows + 32 * half, ALONG, ADDS, true, {a[0], a[1], a[2], a[3]}, {}};
+  for (const emulate::Wide& other : wides) mine.is_first = mine.is_first && other.sum != mine.sum;
+  if (mine.is_first) memcpy(mine.before, sum, sizeof sum);
+  memset(sum, emulate::POISON, sizeof sum);
+  wides.push_back(mine);
+}
+template <int LEFT> void wait_products(float (&)[4][4], TROPE_PLACE) {
+  emulate::Fiber& me = *emulate::current;
+  me.wanted = 0;
+  const size_t done = me.groups.size() > LEFT ? me.groups.size() - LEFT : 0;
+  for (size_t i = 0; i < done; i++) me.wanted += me.groups[i];
+  emulate::meet("wait_products", file, line, emulate::ALL, true, emulate::multiply_wides);
+  // What is left and adds to a sum that is done now has that as the sum before.
+  for (size_t i = me.wanted; i < me.wides.size(); i++)
+    for (size_t j = 0; j < me.wanted; j++)
+      if (me.wides[i].sum == me.wides[j].sum) emulate::fail("a sum must not be in two groups, one of which is left");
+  me.wides.erase(me.wides.begin(), me.wides.begin() + me.wanted);
+  me.groups.erase(me.groups.begin(), me.groups.begin() + done);
+}
+
 static inline void copy16(void* to, const void* from, bool exists) {
   if (!emulate::is_shared(to, 16)) emulate::fail("copy16 writes outside of shared memory");
   if (reinterpret_cast<uintptr_t>(to) % 16) emulate::fail("copy16 needs shared memory aligned to 16 bytes");
@@ -449,6 +535,11 @@ template <int LEFT> void wait_copies() {
   for (size_t i = 0; i < landed; i++)
     if (copies[i].exists) memcpy(copies[i].shared, copies[i].global, 16);
     else memset(copies[i].shared, 0, 16);
+  for (size_t i = 0; i < landed; i++) {
+    const size_t at = (static_cast<unsigned char*>(copies[i].shared) - emulate::shared) / 16;
+    emulate::unseen[at] = true;
+    emulate::current->landed.push_back(at);
+  }
   copies.erase(copies.begin(), copies.begin() + landed);
   ends.erase(ends.begin(), ends.begin() + groups);
   for (size_t& end : ends) end -= landed;

@@ -19,7 +19,7 @@ from torch import Tensor
 
 HEADERS = Path(__file__).parent  # of warp.cuh
 DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a launch may have without asking first
-OLDEST = (8, 0)  # compute capability, which warp.cuh needs
+OLDEST, HOPPER = (8, 0), (9, 0)  # compute capabilities: what warp.cuh needs, and what its wide products need
 # Numbers of the driver's API (cuda.h).
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 CAPTURE_MODE_RELAXED = 2  # CUstreamCaptureMode
@@ -106,8 +106,8 @@ def _kernel(source: Path, name: str, defines: Defines, device: int) -> Kernel:
 def _module(source: Path, defines: Defines, device: int) -> ctypes.c_void_p:
     """Compile all kernels of a file and load them."""
     context, module = _context(device), ctypes.c_void_p()
-    major, minor = torch.cuda.get_device_capability(device)
-    binary = _compiled(source, (f"--gpu-architecture=sm_{major}{minor}", *(f"-D{name}={n}" for name, n in defines)))
+    architecture = _architecture(*torch.cuda.get_device_capability(device))
+    binary = _compiled(source, (architecture, *(f"-D{name}={n}" for name, n in defines)))
     with _current(context), _relaxed_capture():
         _call("cuModuleLoadData", ctypes.byref(module), binary)
     return module
@@ -121,6 +121,11 @@ def _context(device: int) -> ctypes.c_void_p:
     with _relaxed_capture():
         _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     return context
+
+
+def _architecture(major: int, minor: int) -> str:
+    """Return the option that names a GPU: Hopper's is sm_90a, because sm_90 lacks the products of four warps."""
+    return f"--gpu-architecture=sm_{major}{minor}{'a' if (major, minor) == HOPPER else ''}"
 
 
 def _compiled(source: Path, options: tuple[str, ...]) -> bytes:
@@ -165,7 +170,7 @@ def _knows(capability: tuple[int, int]) -> bool:
     why = f"does not know GPUs of compute capability {major}.{minor}"
     if 10 * major + minor in known:
         try:
-            _compiled(HEADERS / "warp.cuh", (f"--gpu-architecture=sm_{major}{minor}",))
+            _compiled(HEADERS / "warp.cuh", (_architecture(major, minor),))
             return True
         except RuntimeError as error:
             why = f"cannot compile ({' '.join(str(error).partition(chr(10))[2].split())})"

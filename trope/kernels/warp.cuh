@@ -12,7 +12,7 @@
 #include "emulate.h"
 #else
 
-#define SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+#define SHARED(name) extern __shared__ __align__(512) unsigned char name[]
 
 typedef unsigned int uint32_t;
 typedef unsigned short bf16_t;  // the bits of a bf16
@@ -74,6 +74,46 @@ __device__ __forceinline__ float fast_quotient(float x, float y) {
   float z;
   asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
   return z;
+}
+
+// Products of four warps, 0-3 or 4-7 and so on, which take one side from shared memory and go on while the program does.
+// Only Hopper has them (sm_90a). Sums and left sides must not be touched between `multiply_wide` and the wait for it.
+
+// Before the first product, and after the program has written registers that a product takes.
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// A group ends here.
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Between the writing of shared memory, also by copies, and the barrier after which products read it.
+__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+#define TROPE_FOUR(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+
+// Waits until all groups but the last LEFT are done, among them the one of `sum`.
+template <int LEFT> __device__ __forceinline__ void wait_products(float (&sum)[4][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %16;"
+               : TROPE_FOUR(sum[0]), TROPE_FOUR(sum[1]), TROPE_FOUR(sum[2]), TROPE_FOUR(sum[3]) : "n"(LEFT) : "memory");
+}
+
+// Where products find rows of 32 numbers, 64 bytes, in shared memory, from a multiple of 512 bytes on. Chunks of 16 bytes
+// are swapped in each: chunk i of row r is at place i ^ (r / 2 % 4).
+typedef uint32_t Rows;
+__device__ __forceinline__ Rows rows_at(const void* p) { return (shared_address(p) & 0x3ffff) >> 4 | 1u << 16; }
+__device__ __forceinline__ Rows beyond(Rows rows, int bytes) { return rows + bytes / 16; }
+
+// sum [64 x 32] = a [64 x 16] right, plus the sum before if ADDS. A warp has 16 rows of a and of the sum, laid out as in
+// `multiply`. ALONG: right is 16 whole rows, from `row` on. Otherwise it is 16 numbers of 32 rows, which are its columns:
+// the first or the second half of each row. `row` and `half` are known when this is compiled.
+template <bool ALONG, bool ADDS>
+__device__ __forceinline__ void multiply_wide(float (&sum)[4][4], const uint32_t (&a)[4], Rows rows, int row,
+                                              int half = 0) {
+  // 512 bytes, counted in 16, from eight rows to the next; chunks are swapped among four.
+  asm volatile(
+      "{.reg .pred p; .reg .b64 right; setp.ne.b32 p, %22, 0; mov.b64 right, {%20, %23};\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
+      "%14, %15}, {%16, %17, %18, %19}, right, p, 1, 1, %21;}"
+      : TROPE_FOUR(sum[0]), TROPE_FOUR(sum[1]), TROPE_FOUR(sum[2]), TROPE_FOUR(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(rows + (64 * row + 32 * half) / 16), "n"(ALONG), "n"(ADDS),
+        "n"(32u | 2u << 30) : "memory");
 }
 
 // Two floats rounded to bf16, `low` in the lower half.

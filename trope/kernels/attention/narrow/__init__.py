@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trope.kernels import nvrtc
 from trope.kernels.attention.arguments import BLOCK, Bias, row_stride
-from trope.kernels.limits import HOPPER, shared_memory
+from trope.kernels.limits import shared_memory
+from trope.kernels.project.triton import sum_rows
 from trope.kernels.sequence_bounds import SequenceBounds
 
 SOURCES = {name: Path(__file__).with_name(f"{name}.cu") for name in ("sheet", "forward", "keys", "queries")}
@@ -30,7 +32,7 @@ class Tile(NamedTuple):
 
 SHEET = Tile(rows=BLOCK, threads=128, shared=4 * (MOST_BUCKETS + 128))
 FORWARD = Tile(rows=64, threads=128, shared=2 * (24 << 10))
-KEYS = Tile(rows=64, threads=128, shared=2 * (24 << 10))
+KEYS = Tile(rows=64, threads=256, shared=3 * (24 << 10))
 QUERY_ROWS, QUERY_KEYS = 64, 32
 
 
@@ -39,13 +41,14 @@ def is_made_for(
 ) -> bool:
     """Whether these kernels are for such heads and for times in buckets 0 .. last.
 
-    Only on GPUs with Hopper's shared memory: they compile from compute capability 8.0 on, but were measured on an H200.
+    Only on Hopper: no other GPU has the products of four warps that narrow_keys takes.
     """
     is_right = head_dim == HEAD_DIM and heads in HEADS and dtype == torch.bfloat16 and last < MOST_BUCKETS
     if device.type != "cuda" or not is_right or bounds.max_len <= BLOCK:
         return False
-    needed = max(HOPPER, query_tile(heads, bounds.max_len).shared)
-    return shared_memory(device) >= needed and nvrtc.is_available(device.index)
+    is_hopper = torch.cuda.get_device_capability(device) == nvrtc.HOPPER
+    fits = query_tile(heads, bounds.max_len).shared <= shared_memory(device)
+    return is_hopper and fits and nvrtc.is_available(device.index)
 
 
 def is_narrow(q: Tensor, k: Tensor, v: Tensor, bounds: SequenceBounds, bias: Bias) -> bool:
@@ -96,28 +99,27 @@ def backward(
     dq, dk, dv = joint.unbind(1)
     ds = torch.empty((B, H, S, S), dtype=q.dtype, device=q.device)
     tiles = -(-L // QUERY_ROWS)
-    # A row for each tile of queries; without weights nothing is written.
-    by_distance = dy.new_empty((0 if bias.position is None else B * tiles, S), dtype=torch.float32)
-    weights = 0 if bias.time is None else len(bias.time)
-    by_bucket = dy.new_empty((B * tiles, weights), dtype=torch.float32)
+    # Partial sums, a row for each tile of queries: by distance, then by bucket. Rows begin at multiples of 64 bytes.
+    distances, buckets = 0 if bias.position is None else S, 0 if bias.time is None else len(bias.time)
+    sums = dy.new_empty((B * tiles, -(-(distances + buckets) // 16) * 16), dtype=torch.float32)
     arguments = _arguments(q, k, v, bounds, n, bias) | {
         "dy": dy, "dy_token": dy.stride(0), "dy_head": dy.stride(1), "ds": ds,
         "dq": dq, "dk": dk, "dv": dv, "grad_token": dq.stride(0), "grad_head": dq.stride(1),
-        "by_distance": by_distance, "by_bucket": by_bucket,
+        "sums": sums, "sums_row": sums.stride(0),
     }  # fmt: skip
     _launch("keys", H, bias, _grid(bounds, H, KEYS), KEYS, arguments)
     _launch("queries", H, bias, (tiles, B, 1), query_tile(H, L), arguments)
-    d_position = None if bias.position is None else torch.zeros_like(bias.position)
-    if d_position is not None:
-        centre = (len(d_position) - 1) // 2
-        torch.sum(by_distance[:, S - L :], dim=0, out=d_position[centre - L + 1 : centre + 1])
-    return dq, dk, dv, d_position, None if bias.time is None else by_bucket.sum(dim=0)
+    total, d_position = sum_rows(sums[:, : distances + buckets]), None
+    if bias.position is not None:
+        centre = (len(bias.position) - 1) // 2
+        d_position = pad(total[S - L : S], (centre - L + 1, centre))  # later keys have no gradient
+    return dq, dk, dv, d_position, None if bias.time is None else total[distances:]
 
 
 # In the order of `Arguments` in narrow.cuh.
 _FIELDS = (
     *("q", "k", "v", "dy", "y", "dq", "dk", "dv", "ds", "sheet", "position", "time", "buckets", "starts", "lengths"),
-    *("by_distance", "by_bucket"),
+    *("sums", "sums_row"),
     *("q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "dy_token", "dy_head", "grad_token", "grad_head"),
     *("row", "sheet_stride", "longest", "centre", "last", "scale"),
 )

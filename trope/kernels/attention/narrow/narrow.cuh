@@ -7,7 +7,7 @@
 // sheet.cu writes the bias. The other three kernels have one shape: the rows of a warp stay (queries, or keys), the other
 // side streams past in stages, which `copy16` brings while the stage before is computed. forward.cu gives y, keys.cu dk
 // and dv, and the gradient of the scores, from which queries.cu gives dq and the gradients of the bias. Sums have a fixed
-// order: there are no atomics.
+// order: there are no atomics. keys.cu takes Hopper's products of four warps; in forward.cu these gained nothing.
 //
 // SiLU by the hardware's tanh. With h = s / 2 and t = tanh(h): silu(s) = h (1 + t), and twice its slope is
 // 1 + t + h (1 - t^2). Scores come out halved because queries (or keys) and the sheet are halved beforehand, which is
@@ -40,30 +40,35 @@ constexpr int BUCKETS = 129;  // most time weights; odd, so that rows of a histo
 struct Arguments {  // 8 bytes each, in the order of __init__.py
   const bf16_t *q, *k, *v, *dy;       // [T, HEADS, D]
   bf16_t *y, *dq, *dk, *dv;           // [T, HEADS, D]; y is contiguous
-  uint32_t* ds;                       // [B, HEADS, S / 16 keys, S / 16 queries, PATCH], without the factor 1 / n
+  unsigned char* ds;                  // [B, HEADS, S / 16 keys, S / 32 queries, PATCH], without the factor 1 / n
   bf16_t* sheet;                      // [B or 1, S, S], half of the bias
   const float *position, *time;       // weights [2 * centre + 1] and [last + 1]
   const uint8_t* buckets;             // [B, L, S]
   const long long *starts, *lengths;  // [B]
-  float *by_distance, *by_bucket;     // partial sums [units, S], last distance first, and [units, last + 1]
+  float* sums;                        // partial sums [units, sums_row]: by distance [S], the last first, then by bucket
+  long long sums_row;
   long long q_token, q_head, k_token, k_head, v_token, v_head, dy_token, dy_head, grad_token, grad_head;  // strides
   long long row, sheet_stride, longest, centre, last;  // S, of a sequence's sheet, L, of distance 0, the last bucket
   double scale;                                        // 1 / n
 };
-
-// The gradient of 16 keys' scores with 16 queries, as the lanes of narrow_keys hold it: four 8 x 8 matrices, a row for each
-// key. They are keys 0-7 and 8-15 of queries 0-7, then the same of queries 8-15. Written so, every store of a warp is one
-// whole line, and nothing goes through shared memory, whose speed is the limit here.
-constexpr int PATCH = 128;  // pairs of numbers
-__device__ __forceinline__ long long patch_of(long long unit, int keys, int queries, int S) {
-  return (unit * (S / 16) + keys) * (S / 16) + queries;
-}
 
 // Offset in bytes of a chunk of 16 bytes in a tile with rows of BYTES.
 template <int BYTES> __device__ __forceinline__ int place(int row, int chunk) {
   if (BYTES == 64) return row * 64 + ((chunk ^ ((row >> 1) & 3)) << 4);
   return row * BYTES + ((chunk ^ (row & 7)) << 4);
 }
+
+// The gradient of the scores of 16 keys and 32 queries: a tile with a row for each key. narrow_keys writes it from
+// registers, 16 bytes a lane and whole lines a warp, and narrow_queries copies it as it is.
+constexpr int PATCH = 16 * ROW;  // bytes
+__device__ __forceinline__ long long patch_of(long long unit, int keys, int queries, int S) {
+  return ((unit * (S / 16) + keys) * (S / 32) + queries) * PATCH;
+}
+
+// The row in which a query lies in the tiles of narrow_keys. There rows are columns of a product, of which a lane has the
+// pairs 8 n + 2 c, 8 n + 2 c + 1 of 32: they hold queries 8 c + 2 n, 8 c + 2 n + 1, so a lane has eight that follow each
+// other.
+__device__ __forceinline__ int turned(int query) { return (query & ~30) | (query & 24) >> 2 | (query & 6) << 2; }
 
 __device__ __forceinline__ uint32_t load_pair(const bf16_t* p, bool exists) {
   return exists ? __ldg(reinterpret_cast<const uint32_t*>(p)) : 0u;
@@ -111,24 +116,6 @@ __device__ __forceinline__ void load_along(uint32_t (&x)[2][4], const unsigned c
   for (int n = 0; n < 2; ++n) load_transposed(x[n], tile + at.along[n] + row * ROW);
 }
 
-// Of 16 M rows: s += left right^T and d = d_left d_right^T, in an order in which no product waits for the one before.
-template <int M>
-__device__ __forceinline__ void multiply_both(float (&s)[M][2][4], float (&d)[M][2][4], const uint32_t (&left)[M][2][4],
-                                              const uint32_t (&d_left)[M][2][4], const uint32_t (&right)[2][4],
-                                              const uint32_t (&d_right)[2][4]) {
-  const float zero[4] = {};
-#pragma unroll
-  for (int x = 0; x < 2; ++x)  // halves of D
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const float(&d_before)[4] = *(x ? &d[m][n] : &zero);
-        multiply(s[m][n], left[m][x], right[n][2 * x], right[n][2 * x + 1], s[m][n]);
-        multiply(d[m][n], d_left[m][x], d_right[n][2 * x], d_right[n][2 * x + 1], d_before);
-      }
-}
-
 // sum [16 x D] += left [16 x 16] right
 __device__ __forceinline__ void multiply_along(float (&sum)[4][4], const uint32_t (&left)[4],
                                                const uint32_t (&right)[2][4]) {
@@ -140,7 +127,7 @@ __device__ __forceinline__ void multiply_along(float (&sum)[4][4], const uint32_
 }
 
 // The halved bias of 16 x 16 pairs as the beginning of a sum; x as `load_matrices` or `load_transposed` gives it.
-__device__ __forceinline__ void begin(float (&sum)[2][4], const uint32_t (&x)[4]) {
+__device__ __forceinline__ void begin(float (*sum)[4], const uint32_t (&x)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     sum[i >> 1][2 * (i & 1)] = low_of(x[i]);
@@ -149,7 +136,7 @@ __device__ __forceinline__ void begin(float (&sum)[2][4], const uint32_t (&x)[4]
 }
 
 // 16 x 16 sums as the left side of a product.
-__device__ __forceinline__ void as_left(uint32_t (&x)[4], const float (&sum)[2][4]) {
+__device__ __forceinline__ void as_left(uint32_t (&x)[4], const float (*sum)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = pack(sum[i >> 1][2 * (i & 1)], sum[i >> 1][2 * (i & 1) + 1]);
 }
@@ -179,10 +166,12 @@ __device__ __forceinline__ void store_rows(bf16_t* p, long long stride, const fl
 struct Always { static constexpr bool value = true; };
 struct Partly { static constexpr bool value = false; };
 
-// Copies COUNT rows of NUMBER heads to tiles, one tile of COUNT rows for each head; all THREADS take part.
-template <int NUMBER, int COUNT, int THREADS> struct RowCopy {
+// Copies COUNT rows of NUMBER heads to tiles, one tile of COUNT rows for each head; all THREADS take part. TURNED: for
+// narrow_keys.
+template <int NUMBER, int COUNT, int THREADS, bool TURNED = false> struct RowCopy {
   static constexpr int STEP = THREADS / (4 * NUMBER);  // rows at once
-  static_assert(THREADS % (4 * NUMBER) == 0 && COUNT % STEP == 0 && STEP % 8 == 0, "threads copy whole rows");
+  static_assert(THREADS % (4 * NUMBER) == 0 && COUNT % STEP == 0 && STEP % (TURNED ? 32 : 8) == 0,
+                "threads copy whole rows, each to the same place of eight or of 32");
   const bf16_t* from;
   long long step;
   int left, to;  // rows from here to the first that does not exist
@@ -191,7 +180,7 @@ template <int NUMBER, int COUNT, int THREADS> struct RowCopy {
   __device__ __forceinline__ RowCopy(const bf16_t* p, long long token, long long head, int first, int limit) {
     const int chunk = threadIdx.x & 3, h = (threadIdx.x >> 2) % NUMBER, row = threadIdx.x / (4 * NUMBER);
     from = p + (first + row) * token + h * head + 8 * chunk;
-    to = h * COUNT * ROW + place<ROW>(row, chunk);
+    to = h * COUNT * ROW + place<ROW>(TURNED ? turned(row) : row, chunk);
     left = limit - first - row;
     step = STEP * token;
   }
@@ -205,9 +194,10 @@ template <int NUMBER, int COUNT, int THREADS> struct RowCopy {
 };
 
 // Copies ROWS x COLUMNS of the sheet to a tile.
-template <int ROWS, int COLUMNS, int THREADS> struct SheetCopy {
+template <int ROWS, int COLUMNS, int THREADS, bool TURNED = false> struct SheetCopy {
   static constexpr int CHUNKS = COLUMNS / 8, STEP = THREADS / CHUNKS;  // rows at once
-  static_assert(THREADS % CHUNKS == 0 && ROWS % STEP == 0 && STEP % 8 == 0, "threads copy whole rows");
+  static_assert(THREADS % CHUNKS == 0 && ROWS % STEP == 0 && STEP % (TURNED ? 32 : 8) == 0,
+                "threads copy whole rows, each to the same place of eight or of 32");
   const bf16_t* from;
   long long step, next;
   int left, to;  // rows from here to the end of the sheet
@@ -217,7 +207,7 @@ template <int ROWS, int COLUMNS, int THREADS> struct SheetCopy {
       : next(next) {
     const int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
     from = sheet + static_cast<long long>(first_row + row) * S + first_column + 8 * chunk;
-    to = place<2 * COLUMNS>(row, chunk);
+    to = place<2 * COLUMNS>(TURNED ? turned(row) : row, chunk);
     left = S - first_row - row;
     step = static_cast<long long>(STEP) * S;
   }

@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
   const long long start = a.starts[blockIdx.y];  // before the return: both loads wait for memory together
   const int last = static_cast<int>(a.last);
   const long long part = static_cast<long long>(blockIdx.y) * gridDim.x + tile;
-  float* by_distance = a.by_distance + part * S;
-  float* by_bucket = a.by_bucket + part * (last + 1);
+  float* by_distance = a.sums + part * a.sums_row;
+  float* by_bucket = by_distance + (HAS_POSITION ? S : 0);
   if (first >= length) {
     if (HAS_POSITION)
       for (int i = tid; i < S; i += QUERY_THREADS) by_distance[i] = 0.0f;
@@ -43,20 +43,19 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
   const int stages = (min(first + QUERIES, length) + QUERY_KEYS - 1) / QUERY_KEYS;
   RowCopy<HEADS, QUERY_KEYS, QUERY_THREADS> copy_keys(a.k + start * a.k_token, a.k_token, a.k_head, 0, length);
   // Two rows of patches of every head, each one piece of memory. Threads copy HEADS / 2 rows at once.
-  constexpr int ROW_PATCHES = QUERIES / 16, ROW_THREADS = ROW_PATCHES * PATCH / 4, ROWS_AT_ONCE = QUERY_THREADS / ROW_THREADS;
+  constexpr int ROW_PATCHES = QUERIES / 32, ROW_THREADS = ROW_PATCHES * PATCH / 16, ROWS_AT_ONCE = QUERY_THREADS / ROW_THREADS;
   static_assert(QUERY_KEYS == 32 && (ROWS_AT_ONCE == 1 || ROWS_AT_ONCE % 2 == 0), "the rows of a thread are as far apart");
   const int copied = tid / ROW_THREADS;
   const long long unit = static_cast<long long>(blockIdx.y) * HEADS;
-  const uint32_t* ds =
-      a.ds + patch_of(unit + copied / 2, copied % 2, first / 16, S) * PATCH + 4 * (tid % ROW_THREADS);
+  const unsigned char* ds = a.ds + patch_of(unit + copied / 2, copied % 2, first / 32, S) + 16 * (tid % ROW_THREADS);
   auto fetch = [&](int i) {
     unsigned char* stage = shared + (i % QUERY_STAGES) * QUERY_STAGE;
 #pragma unroll
     for (int n = 0; n < 2 * HEADS / ROWS_AT_ONCE; ++n) {
-      const long long patch = patch_of(ROWS_AT_ONCE * n / 2, ROWS_AT_ONCE * n % 2, 0, S);
-      copy16(stage + (n * QUERY_THREADS + tid) * 16, ds + patch * PATCH, true);
+      const unsigned char* patch = ds + patch_of(ROWS_AT_ONCE * n / 2, ROWS_AT_ONCE * n % 2, 0, S);
+      copy16(stage + (n * QUERY_THREADS + tid) * 16, patch, true);
     }
-    ds += patch_of(0, 2, 0, S) * PATCH;
+    ds += patch_of(0, 2, 0, S);
     copy_keys(stage + HEADS * QUERY_TILE);
     commit_copies();
   };
@@ -72,18 +71,18 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
   const int head = warp >> 1, within = 32 * (warp & 1), row = first + within;  // this warp's head and first query
   float dq[2][4][4] = {};
   const Places places;
+  // Turned, so keys are columns. The second 16 queries of a patch are two chunks further.
+  const int in_patch = place<ROW>((lane & 7) + 8 * (lane >> 4), (lane >> 3) & 1);
   auto compute = [&](int i) {
     const unsigned char* stage = shared + (i % QUERY_STAGES) * QUERY_STAGE;
-    const unsigned char* gradients = stage + head * QUERY_TILE;
-    // Turned, so keys 8-15 of queries 0-7 come last but one.
-    const int in_patch = ((lane >> 4) + 2 * ((lane >> 3) & 1)) * PATCH + (lane & 7) * 16;
+    const unsigned char* gradients = stage + head * QUERY_TILE + within / 32 * PATCH;
 #pragma unroll
     for (int j = 0; j < QUERY_KEYS; j += 16) {
       uint32_t right[2][4], left[2][4];
       load_along(right, stage + HEADS * QUERY_TILE + head * QUERY_KEYS * ROW, j, places);
 #pragma unroll
       for (int m = 0; m < 2; ++m)
-        load_transposed(left[m], gradients + (j / 16 * ROW_PATCHES + within / 16 + m) * 4 * PATCH + in_patch);
+        load_transposed(left[m], gradients + j / 16 * ROW_PATCHES * PATCH + (in_patch ^ 32 * m));
 #pragma unroll
       for (int m = 0; m < 2; ++m) multiply_along(dq[m], left[m], right);
     }
@@ -95,8 +94,7 @@ extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) narrow_queries(co
     float* sum = sums + (i & 1) * SUM + AROUND * SUM_ROW;
     for (int item = tid; item < ADDS; item += ADDERS) {
       const int key = item % QUERY_KEYS, chunk = item / QUERY_KEYS;
-      const int matrix = 4 * (key / 16 * ROW_PATCHES + chunk / 2) + 2 * (chunk & 1) + ((key >> 3) & 1);
-      const int at = matrix * PATCH + (key & 7) * 16;
+      const int at = (key / 16 * ROW_PATCHES + chunk / 4) * PATCH + place<ROW>(key & 15, chunk & 3);
       float total[8] = {};
 #pragma unroll
       for (int h = 0; h < HEADS; ++h) {

@@ -14,29 +14,36 @@ extern "C" __global__ void __launch_bounds__(SHEET_THREADS) narrow_sheet(const A
   // Without a time bias one sheet serves all sequences.
   const int length = static_cast<int>(HAS_TIME ? a.lengths[blockIdx.z] : a.longest), centre = static_cast<int>(a.centre);
   if (n > m || m >= length) return;
+  // All loads before the first that waits, or a block would wait for memory three times.
+  constexpr int STEP = SHEET_THREADS / 8, TIMES = SHEET_TILE / STEP;
+  const int chunk = 8 * (tid & 7), first = tid >> 3;
+  uint2 buckets[TIMES] = {};
+  if (HAS_TIME) {
+    const uint8_t* from = a.buckets + (blockIdx.z * a.longest + m + first) * S + n + chunk;
+#pragma unroll
+    for (int i = 0; i < TIMES; ++i)
+      if (m + first + i * STEP < length) buckets[i] = __ldg(reinterpret_cast<const uint2*>(from + i * STEP * S));
+  }
   if (HAS_TIME)
     for (int i = tid; i <= a.last; i += SHEET_THREADS) by_bucket[i] = 0.5f * a.time[i];
   // Rows beyond a sequence may be further apart than the weights reach.
   const int distance = n - m + tid - (SHEET_TILE - 1);
   by_distance[tid] = HAS_POSITION ? 0.5f * a.position[centre + max(min(distance, 0), -centre)] : 0.0f;
   __syncthreads();
-  const int chunk = 8 * (tid & 7);
+  bf16_t* to = a.sheet + blockIdx.z * a.sheet_stride + static_cast<long long>(m + first) * S + n + chunk;
 #pragma unroll
-  for (int row = tid >> 3; row < SHEET_TILE; row += SHEET_THREADS / 8) {
+  for (int i = 0; i < TIMES; ++i) {
+    const int row = first + i * STEP;
     const bool exists = m + row < length;
-    uint2 buckets = {0u, 0u};
-    if (HAS_TIME && exists)
-      buckets = __ldg(reinterpret_cast<const uint2*>(a.buckets + (blockIdx.z * a.longest + m + row) * S + n + chunk));
     float x[8];
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      const uint32_t bucket = ((e < 4 ? buckets.x : buckets.y) >> (8 * (e & 3))) & 255u;
+      const uint32_t bucket = ((e < 4 ? buckets[i].x : buckets[i].y) >> (8 * (e & 3))) & 255u;
       const bool is_hidden = !exists || n + chunk + e > m + row;
       x[e] = by_distance[chunk + e - row + SHEET_TILE - 1] + (HAS_TIME ? by_bucket[bucket] : 0.0f);
       x[e] = is_hidden ? HIDDEN : x[e];
     }
     const uint4 packed = {pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7])};
-    *reinterpret_cast<uint4*>(a.sheet + blockIdx.z * a.sheet_stride + static_cast<long long>(m + row) * S + n + chunk) =
-        packed;
+    *reinterpret_cast<uint4*>(to + i * STEP * S) = packed;
   }
 }
