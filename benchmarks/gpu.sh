@@ -6,7 +6,7 @@
 #   bash benchmarks/gpu.sh warm OUT             compiles what `speed` and `speed-large` need, all at once; times nothing
 #   bash benchmarks/gpu.sh speed OUT            steps a second of all models at the paper's shapes: the small ones
 #   bash benchmarks/gpu.sh speed-large OUT      the same: the shop, long histories, large catalogues
-#   bash benchmarks/gpu.sh speed-parts OUT      the rotary kernels, evaluation, and a step by kernel
+#   bash benchmarks/gpu.sh speed-parts OUT      a step by kernel, attention, the rotary kernels, evaluation
 #   bash benchmarks/gpu.sh accuracy OUT DATA    the recommended model on a prepared dataset, one seed
 #   bash benchmarks/gpu.sh replay OUT DATA      the test window of DATA hour by hour, retrained every hour
 #
@@ -74,6 +74,7 @@ case $part in
     PYTHONPATH=. "$python" benchmarks/profile_step.py pixel1m:hstu-trope pixel1m:transformer-trope shop:hstu-trope \
       shop-long:hstu-trope > "$out/profile-h200.txt" 2> "$out/profile.log"
     PYTHONPATH=. "$python" benchmarks/profile_step.py --timeline pixel1m:hstu-trope > "$out/timeline-h200.txt" 2>> "$out/profile.log"
+    PYTHONPATH=. "$python" benchmarks/attention_parts.py --only new > "$out/attention-parts.txt" 2> "$out/attention.log"
     "$python" -m trope bench kernels --csv "$out/kernels-h200.csv"
     "$python" -m trope bench eval --csv "$out/eval-h200.csv"
     ;;
