@@ -45,6 +45,12 @@ def readout(shape: str) -> str:
     return f"{100 * (with_it / without - 1):.1f}"
 
 
+def rotation() -> str:
+    """What T-RoPE in attention costs on pixel1m, percent of the step's time."""
+    with_it, without = (float(steps("pixel1m", model)["p50_ms"]) for model in ("hstu-trope-attention", "hstu-time"))
+    return f"{100 * (with_it / without - 1):.1f}"
+
+
 def largest(column: str, form: str) -> str:
     """Of the step with a hundred million items."""
     return format(float(steps("shop-100m", "hstu-trope")[column]), form)
@@ -134,7 +140,7 @@ H200_VALUES: dict[str, Callable[[], str]] = {
     "shop-left": lambda: f"{left_ms():.1f}",
     "shop-keys": lambda: f"{kernel_ms('shop:hstu-trope', 'narrow_keys'):.1f}",
     "shop-queries": lambda: f"{kernel_ms('shop:hstu-trope', 'narrow_queries'):.1f}",
-    "block-cuda": lambda: f"{block_ms('again'):.1f}",
+    "block-cuda": lambda: f"{block_ms('new'):.1f}",
     "block-triton": lambda: f"{block_ms('triton'):.1f}",
     "long-gib": lambda: f"{float(steps('shop-long', 'hstu-trope')['peak_GiB']):.1f}",
     "long-step": lambda: f"{kernel_ms('shop-long:hstu-trope'):.0f}",
@@ -160,6 +166,7 @@ H200_VALUES: dict[str, Callable[[], str]] = {
     "share-transformer-trope": lambda: share("transformer-trope"),
     "share-long": lambda: f"{100 * float(steps('shop-long', 'hstu-trope')['fraction_of_roofline']):.0f}",
     **{f"rotary-{shape}": partial(rotary_share, shape) for shape in ("ml20m", "shop", "pixel1m")},
+    "trope-pixel1m": rotation,
     "readout-pixel1m": lambda: readout("pixel1m"),
     "readout-ml20m": lambda: readout("ml20m"),
 }

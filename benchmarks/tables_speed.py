@@ -34,7 +34,7 @@ def kernels() -> str:
 
 
 def _measured_on(row: dict[str, str], *more: str) -> str:
-    return f"{', '.join((row['device'], 'torch ' + row['torch'], *more))}; commit {row['commit']}.\n\n"
+    return f"{', '.join((row['device'], 'torch ' + row['torch'], *more))}; commit {row['commit'][:7]}.\n\n"
 
 
 def train_rows(**wanted: str) -> list[dict[str, str]]:
@@ -66,6 +66,23 @@ def training() -> str:
 
 
 MODELS = ("hstu", "hstu-time", "hstu-torope", "hstu-trope-attention", "hstu-trope", "transformer", "transformer-trope")
+
+
+def training_change() -> str:
+    """Steps a second of `hstu-trope` at the commit before, and now."""
+
+    def found(name: str) -> dict[tuple[str, str, str], dict[str, str]]:
+        return {(r["shape"], r["version"], r["lengths"]): r for r in rows(name) if r["model"] == "hstu-trope"}
+
+    before, now = found("train-h200-before.csv"), found("train-h200.csv")
+    assert before.keys() == now.keys()
+    lines = []
+    for (shape, version, lengths), row in now.items():
+        rates = [float(each["it_per_s"]) for each in (before[shape, version, lengths], row)]
+        what = f"{shape}, {lengths}" if version == "fused" else f"{shape}, plain PyTorch"
+        lines.append([what, *(f"{rate:.1f}" for rate in rates), f"{100 * (rates[1] / rates[0] - 1):+.1f}%"])
+    commits = [next(iter(each.values()))["commit"][:7] for each in (before, now)]
+    return markdown(["it/s", *commits, "change"], lines)
 
 
 def training_models() -> str:
@@ -163,6 +180,7 @@ def _machine(found: list[dict[str, str]]) -> str:
 SPEED = {
     "kernels": kernels,
     "training": training,
+    "training-change": training_change,
     "training-models": training_models,
     "training-roofline": training_roofline,
     "evaluation": evaluation,
