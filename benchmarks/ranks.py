@@ -108,21 +108,12 @@ def compare(case: Case, steps: int, folder: Path) -> list[dict[str, Any]]:
     for size in RANKS:
         other, other_exact = (curve(size, case, steps, folder, exact) for exact in (False, True))
         rows.append(
-            {
-                "model": case.model,
-                "settings": list(case.settings),
+            between(case, size, steps, one, other)
+            | {
                 "silu_for_relu": case.smooth,
-                "ranks": size,
-                "steps": steps,
-                "first_loss": one.losses[0],
-                "last_loss": one.losses[-1],
-                "loss_difference": largest(one.losses, other.losses),
-                "table_difference": float((one.table - other.table).abs().max()),
                 "loss_difference_float64": largest(one_exact.losses, other_exact.losses),
                 "table_difference_float64": float((one_exact.table - other_exact.table).abs().max()),
-                "ranks_that_differ": int((one.ranks != other.ranks).sum()),
                 "ranks_that_differ_with_equal_weights": int((one.ranks != other.same_ranks).sum()),
-                "positives": len(one.ranks),
                 "seconds": {"1": round(one.seconds, 2), str(size): round(other.seconds, 2)},
             }
         )
@@ -141,23 +132,30 @@ def compare_parts(case: Case, steps: int, folder: Path) -> list[dict[str, Any]]:
     for size in RANKS:
         other = curve(size, case, steps, folder)
         rows.append(
-            {
-                "model": case.model,
-                "settings": list(case.settings),
-                "ranks": size,
-                "steps": steps,
-                "first_loss": one.losses[0],
-                "last_loss": one.losses[-1],
-                "loss_difference": largest(one.losses, other.losses),
-                "table_difference": float((one.table - other.table).abs().max()),
+            between(case, size, steps, one, other)
+            | {
                 "same_bits": one.losses == other.losses and torch.equal(one.table, other.table),
-                "ranks_that_differ": int((one.ranks != other.ranks).sum()),
-                "positives": len(one.ranks),
                 "seconds": {"1, without parts": fastest_whole, "1": fastest, str(size): round(other.seconds, 2)},
             }
         )
         print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def between(case: Case, size: int, steps: int, one: Curve, other: Curve) -> dict[str, Any]:
+    """How far so many processes are from one."""
+    return {
+        "model": case.model,
+        "settings": list(case.settings),
+        "ranks": size,
+        "steps": steps,
+        "first_loss": one.losses[0],
+        "last_loss": one.losses[-1],
+        "loss_difference": largest(one.losses, other.losses),
+        "table_difference": float((one.table - other.table).abs().max()),
+        "ranks_that_differ": int((one.ranks != other.ranks).sum()),
+        "positives": len(one.ranks),
+    }
 
 
 def curve(size: int, case: Case, steps: int, folder: Path, exact: bool = False) -> Curve:
