@@ -492,6 +492,21 @@ def test_a_memory_error_names_the_right_direction(tmp_path: Path) -> None:
         assert "raise" not in said
 
 
+@pytest.mark.parametrize(
+    ("text", "is_setup"),
+    [
+        ("from the Python worker:\nTraceback:\n  import trope\nModuleNotFoundError: No module named 'trope'", True),
+        ("from the Python worker:\nTraceback:\nPermissionError: [Errno 13] Permission denied: '/data'", False),
+        ('o7.getResult\nCaused by: java.io.IOException:\nCannot run program "/x/python3"', True),
+    ],
+)
+def test_an_executor_that_fails_is_not_a_damaged_file(text: str, is_setup: bool) -> None:
+    said = str(explain(RuntimeError(f"An exception was thrown {text}"), Source("log", "csv", Columns())))
+    assert said.startswith(f"an executor of Spark failed on log: {text.splitlines()[-1]}")
+    assert ("PYSPARK_PYTHON" in said) == is_setup
+    assert "damaged" not in said
+
+
 @pytest.mark.parametrize(("flag", "threads", "memory"), [("--threads 8", 8, None), ("--memory 5GB", None, "5GB")])
 def test_limits_of_another_engine_are_refused(tmp_path: Path, flag: str, threads: int | None, memory: str) -> None:
     for name, kind, reader in (("spark", "csv", "spark"), ("duckdb", "table", "the table's own database")):

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from trope.data.engines.base import no_space
 from trope.data.sources.description import Source
 from trope.data.sources.urls import redacted
+
+# What an executor's Python raised, at the end of a traceback; and what Java says where there is no such Python.
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): .*", re.MULTILINE)
+_NO_PYTHON = re.compile(r'Cannot run program "[^"]*"')
+_NOT_INSTALLED = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
 
 
 def explain(error: Exception, source: Source) -> BaseException:
@@ -25,5 +32,17 @@ def explain(error: Exception, source: Source) -> BaseException:
             f"the machine, or a limit on this process, has no memory left for {source.name}: {said}; "
             "lower --memory or --threads, so that more goes to disk"
         )
+    if not source.url and (failed := _executor_said(text)):
+        advice = "executors need this package under the driver's version of Python: name their Python in PYSPARK_PYTHON"
+        hint = f"; {advice}" if any(word in failed for word in _NOT_INSTALLED) else ""
+        return ValueError(f"an executor of Spark failed on {source.name}: {failed}{hint}")
     hint = f"check table {source.table!r} there" if source.url else "is a file truncated or damaged?"
     return ValueError(f"cannot read {source.name}: {said}; {hint}")
+
+
+def _executor_said(text: str) -> str:
+    """The line that says why the Python of an executor of Spark failed; empty for other errors."""
+    if "from the Python worker" in text:
+        return (_RAISED.findall(text) or ["its Python ended"])[-1]
+    missing = _NO_PYTHON.search(text)
+    return missing[0] if missing else ""
