@@ -102,6 +102,18 @@ def fail_in_group(failing: int) -> bool:
     return dist.is_initialized()
 
 
+@makes_group
+def outlive(lost: int) -> str:
+    """What this process says when one of the processes has left while the others wait for it."""
+    try:
+        with process_group("cpu") as group:
+            if group.rank != lost:
+                group.wait()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 class Training:
     """A model and what trains it, in one of several processes or alone."""
 

@@ -494,7 +494,9 @@ def test_two_cannot_train_into_one_folder(data: Sequences, run: Path) -> None:
     os.close(asked)  # so that a child that fails is not waited for
     try:
         assert os.read(ready, 1) == b"."
-        with pytest.raises(OSError, match=rf"another process \({child}\) trains into .*wait") as caught:
+        with pytest.raises(
+            OSError, match=rf"another process \({child} on {os.uname().nodename}\) trains into .*wait"
+        ) as caught:
             resume(data, run)
         assert "\n" not in str(caught.value)
     finally:

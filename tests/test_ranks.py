@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from patience import PATIENCE
-from ranks import ALONE, curve, fail_in_group, losses, on_ranks, train_run
+from ranks import ALONE, curve, fail_in_group, losses, on_ranks, outlive, train_run
 from safetensors.torch import load_file
 from torch.distributed import HashStore
 from training import SIZE, one_thread, tiny_data  # noqa: F401, an automatic fixture
@@ -255,3 +255,10 @@ def test_processes_that_do_not_come_are_named() -> None:
 def test_a_process_that_failed_does_not_wait_for_the_others() -> None:
     """NCCL would: it is left to the end of the process, as torchrun ends all of them."""
     assert on_ranks(2, fail_in_group, 1) == [False, True]
+
+
+def test_a_lost_process_is_named_in_a_line() -> None:
+    """By its address, where the others have a traceback of gloo."""
+    said, _ = on_ranks(2, outlive, 1)
+    assert said.startswith("another process was lost: ") and "127.0.0.1" in said
+    assert "\n" not in said and "gloo" not in said

@@ -113,7 +113,7 @@ class RunLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            holder = os.pread(descriptor, 100, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
             if error.errno in _NO_LOCKS:
                 return
@@ -121,7 +121,7 @@ class RunLock:
                 f"another process ({holder or 'unknown'}) trains into {run}; wait until it ends, or stop it first"
             ) from None
         os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         self._descriptor = descriptor
 
     def __enter__(self) -> RunLock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,10 @@ from torch.distributed.rendezvous import rendezvous
 from trope.devices import choose_device
 
 T = TypeVar("T")
+_INTERFACE = (
+    "if that is an address of the machine itself, as 127.0.1.1, its name stands there in /etc/hosts: name its network "
+    "card in GLOO_SOCKET_IFNAME"
+)
 _LARGE = 1 << 22  # numbers of a tensor that is worth a message of its own; not tuned
 
 
@@ -164,10 +169,25 @@ def process_group(device: str, patience: timedelta | None = None) -> Iterator[Gr
     # addresses of those that died.
     named = PrefixStore(agree_on_name(store, rank, size, patience or default_pg_timeout), store)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=patience)
-    yield Group(rank, size, chosen, named)
+    with _lost("processes cannot reach each other", f"; {_INTERFACE}"):
+        dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=patience)
+    with _lost("another process was lost"):
+        yield Group(rank, size, chosen, named)
     # Not after an error: NCCL would wait here for the others, which wait for this process.
     dist.destroy_process_group()
+
+
+@contextmanager
+def _lost(what: str, advice: str = "") -> Iterator[None]:
+    """Raise gloo's RuntimeError as a ConnectionError in one line: it names the address where a process has failed."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error)
+        if "gloo" not in said:
+            raise
+        said = re.sub(r"\[\S*/gloo/\S*\] ", "", said).split(". This is typically")[0]
+        raise ConnectionError(f"{what}: {said}{advice}") from error
 
 
 def agree_on_name(store: Store, rank: int, size: int, patience: timedelta) -> str:
