@@ -71,7 +71,7 @@ build/nvrtc-$(NVRTC): | setup
 build/triton-$(OLDEST_TRITON): | setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$(OLDEST_TRITON)
 
-# Several processes under torchrun, one of them killed.
+# Several processes under torchrun, one of them killed. As root also several machines (network namespaces), killed and cut off.
 test-ranks: setup
 	$(BIN)/python -m pytest -m ranks
 

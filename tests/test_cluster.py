@@ -26,12 +26,17 @@ from trope.data.folder import read_meta
 from trope.data.protocols import Protocol
 from trope.runs import BEST, CHECKPOINTS, LOG, WEIGHTS
 
-REASON = why_not()
-pytestmark = [pytest.mark.ranks, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+pytestmark = pytest.mark.ranks
 EPOCHS, PATIENCE = 10, 300
 # The last epoch's model is the best one, so that all epochs are in the weights that are compared.
 SETTINGS = (*SIZE, f"train.epochs={EPOCHS}", f"train.eval_every={EPOCHS}", "train.parts=4")
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _machines() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")
