@@ -15,7 +15,9 @@ from training import SIZE, one_thread, tiny, tiny_data  # noqa: F401, an automat
 
 from trope.data.sequences import Sequences
 from trope.runs import BEST, WEIGHTS
+from trope.train import loop
 from trope.train.distributed import Group
+from trope.train.fit import fit
 from trope.train.parts import for_device, parts_of
 from trope.train.process import threads_for
 from trope.train.step import Feed
@@ -184,3 +186,22 @@ def test_parts_are_computed_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> No
     with threads_for(tiny(FOUR)):
         assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
+
+
+def test_trainings_take_one_thread(
+    data: Sequences, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trope train` with validation and test, and `trope fit`."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    step, score, seen = loop.Trainer.step, loop.score_test, []
+    monkeypatch.setattr(loop.Trainer, "step", lambda self: [seen.append(torch.get_num_threads()), step(self)][1])
+    monkeypatch.setattr(loop, "score_test", lambda *given: [seen.append(torch.get_num_threads()), score(*given)][1])
+    torch.set_num_threads(2)
+    try:
+        train_run(data.path, "hstu-trope", [*RESUMED, "train.epochs=1"], tmp_path / "trained")
+        trained = len(seen)
+        fit(data, undisturbed, tmp_path / "fitted", "cpu", progress=False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert 1 < trained < len(seen) and set(seen) == {1}
