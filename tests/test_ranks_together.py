@@ -72,6 +72,23 @@ def test_processes_with_another_command_all_refuse(data: Sequences, tmp_path: Pa
     assert not usual.run.exists()
 
 
+@makes_group
+def begin_with_threads(start: Start) -> str:
+    """The first process has one thread, the second two, as with another OMP_NUM_THREADS on another machine."""
+    torch.set_num_threads(1 + int(os.environ["RANK"]))
+    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    return begin([start, start])
+
+
+def test_processes_with_other_threads_refuse_to_train_in_parts(data: Sequences, tmp_path: Path) -> None:
+    """Their parts would have other bits than those of one process."""
+    start = Start(data.path, tmp_path / "run", (*WHOLE, "train.parts=2"))
+    assert set(on_ranks(2, begin_with_threads, start)) == {
+        f"process 1 sees another OMP_NUM_THREADS than process 0; {ADVICE}"
+    }
+    assert set(on_ranks(2, begin_with_threads, start._replace(settings=WHOLE))) == {""}
+
+
 def test_processes_with_another_checkpoint_all_refuse(data: Sequences, tmp_path: Path) -> None:
     """Each machine has RUN on its own disk; the first has trained an epoch, the second has not."""
     usual = Start(data.path, tmp_path / "run")
