@@ -257,20 +257,29 @@ def read_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool = True)
 
 def _read_sharded_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool) -> Ids | None:
     """The ids of all shards, one behind the other, in memory."""
-    parts = []
+    listed = [set(shard) & {f"{name}{part}" for part in _ID_PARTS} for shard in meta["shards"]]
+    if not all(listed):
+        return None
+    if any(arrays != listed[0] for arrays in listed):
+        raise ValueError(f"the {name} of {folder} are partly numbers and partly text; prepare the data again")
+    shapes = {array: sum(int(shard[array]["shape"][0]) for shard in meta["shards"]) for array in listed[0]}
+    out = {array: np.empty(length, ALL_ARRAYS[array]) for array, length in shapes.items()}
+    done = dict.fromkeys(out, 0)
     for number, arrays in enumerate(meta["shards"]):
+        # One shard after the other: what is read is mapped, and a map keeps its file open.
         found = read_ids(shard_folder(folder, number), name, {"arrays": arrays}, verify)
         if found is None:
             return None
-        parts.append(found.arrays(name))
-    if any(part.keys() != parts[0].keys() for part in parts):
-        raise ValueError(f"the {name} of {folder} are partly numbers and partly text; prepare the data again")
-    if name in parts[0]:
-        numbers = np.concatenate([part[name] for part in parts])
+        before = done.get(f"{name}.text", 0)
+        for array, values in found.arrays(name).items():
+            part = out[array][done[array] : done[array] + len(values)]
+            part[:] = values
+            if array == f"{name}.ends":
+                part += before
+            done[array] += len(values)
+    if name in out:
+        numbers = out[name]
         if verify and name in _RISING and (numbers[1:] <= numbers[:-1]).any():
             raise ValueError(f"the {name} of {folder} are not in rising order; copy or prepare it again")
         return Ids(numbers)
-    text, ends = (f"{name}.text", f"{name}.ends")
-    before = np.cumsum([0, *(len(part[text]) for part in parts[:-1])])
-    joined = [part[ends] + start for part, start in zip(parts, before, strict=True)]
-    return Ids(np.concatenate([part[text] for part in parts]), np.concatenate(joined))
+    return Ids(out[f"{name}.text"], out[f"{name}.ends"])
