@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from data_logs import START, loose, prepared, random_log, write_parquet
+from hypothesis import given
+from hypothesis import strategies as st
 from streams import ALONE, MUCH, BlockFeed, memory_for, same_work
 from training import one_thread, tiny
 
@@ -94,3 +97,21 @@ def test_bytes_are_read(text: str, count: int) -> None:
 
 def test_bytes_are_said() -> None:
     assert [say_bytes(count) for count in (12, 1536, 3 * 2**20, 5 * 2**30)] == ["12 B", "1.5 KiB", "3 MiB", "5 GiB"]
+    assert [say_bytes(count) for count in (7_080, 20_000 * 2**30)] == ["6.915 KiB", "20000 GiB"]
+
+
+@given(st.integers(1, 2**50))
+def test_who_allows_what_is_said_allows_enough(count: int) -> None:
+    found = parse_bytes(say_bytes(count), "--memory")
+    assert count <= found <= 1.001 * count + 1
+
+
+def test_the_memory_that_a_refusal_names_is_enough(path: Path) -> None:
+    for config in (tiny(), tiny("train.batch=7"), tiny("train.batch=9", "train.stride=2")):
+        stream = Stream.open(path, None)
+        with pytest.raises(ValueError, match="needs at least") as refused:
+            StreamFeed(stream, config, ALONE)
+        named = re.search(r"at least (.*) for two", str(refused.value))
+        assert named is not None
+        stream.memory = parse_bytes(named[1], "--memory")
+        StreamFeed(stream, config, ALONE).close()

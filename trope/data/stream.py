@@ -266,9 +266,8 @@ def parse_bytes(text: str, flag: str) -> int:
 
 
 def say_bytes(count: int) -> str:
-    """`1.5 GiB`."""
-    for unit in ("", "Ki", "Mi"):
-        if count < 1024:
-            return f"{count:.4g} {unit}B"
-        count /= 1024  # type: ignore[assignment]
-    return f"{count:.4g} GiB"
+    """`1.5 GiB`, rounded up: whoever allows as much as is said allows enough."""
+    power = min((count.bit_length() - 1) // 10, 3)
+    unit = 1 << 10 * power
+    parts = 10 ** max(4 - len(str(count // unit)), 0)  # four digits
+    return f"{-(-count * parts // unit) / parts:.10g} {('', 'Ki', 'Mi', 'Gi')[power]}B"
