@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from streams import ALONE, MUCH, BlockFeed, memory_for, same_work
 from training import one_thread, tiny
 
+from trope.data import folder
 from trope.data.folder import shard_folder
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream, parse_bytes, say_bytes
@@ -84,6 +86,27 @@ def test_a_shard_that_was_replaced_since_is_refused(path: Path, tmp_path: Path, 
     stream.read([2])
     with pytest.raises(ValueError, match=r"00003/times.npy was replaced while it was read"):
         stream.to("cpu").read([3], ("offsets", "splits"))
+
+
+@pytest.mark.parametrize("kept", [0, 130, -8])
+def test_a_shard_that_is_cut_short_while_it_is_read_is_refused(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """As a copy into the same files does. Of a mapped file, what is gone would end the process."""
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    stream = Stream.open(copy, MUCH)
+    stream.read([3])
+    look = folder._header
+
+    def cut(file: Path):
+        found = look(file)
+        if file.name == "times.npy":
+            os.truncate(file, kept if kept >= 0 else file.stat().st_size + kept)
+        return found
+
+    monkeypatch.setattr(folder, "_header", cut)
+    with pytest.raises(ValueError, match=r"00003/times.npy was cut short while it was read; copy or prepare it again"):
+        stream.read([3])
 
 
 @pytest.mark.parametrize(("text", "count"), [("1000", 1000), ("2K", 2048), ("1.5 MB", 1_572_864), ("8GiB", 8 * 2**30)])

@@ -91,20 +91,17 @@ def read_shards(
         if name in meta["shards"][0]
     }
     user = event = basket = 0
-    if "offsets" in out:
-        out["offsets"][0] = 0
     for number in numbers:
         size, entries = sizes[number], {"arrays": meta["shards"][number]}
         for name, array in out.items():
-            found = files.read_array(files.shard_folder(path, number), name, entries, verify)
+            # Where the arrays count on: offsets of events, each shard's first being the last of the one before.
+            first, last = (user, user + size.users) if name in ("offsets", "splits") else (event, event + size.events)
+            part = array[..., first : last + (name == "offsets")]
+            files.read_into(files.shard_folder(path, number), name, entries, part, verify)
             if name == "offsets":
-                np.add(found[1:], event, out=array[user + 1 : user + 1 + size.users])
-            elif name == "splits":
-                array[:, user : user + size.users] = found
+                part += event
             elif name == "baskets":
-                np.add(found, basket, out=array[event : event + size.events])
-                basket = int(array[event + size.events - 1]) + 1
-            else:
-                array[event : event + size.events] = found
+                part += basket
+                basket = int(part[-1]) + 1
         user, event = user + size.users, event + size.events
     return out
