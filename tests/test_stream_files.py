@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -15,9 +16,11 @@ from streams import ALONE, MUCH, BlockFeed, memory_for, same_work
 from training import one_thread, tiny
 
 from trope.data import folder
+from trope.data.by_time import _Run
 from trope.data.folder import shard_folder
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream, parse_bytes, say_bytes
+from trope.train.checkpoint import written_into
 from trope.train.streamed import StreamFeed
 
 __all__ = ["one_thread"]  # a fixture for every test in here
@@ -107,6 +110,25 @@ def test_a_shard_that_is_cut_short_while_it_is_read_is_refused(
     monkeypatch.setattr(folder, "_header", cut)
     with pytest.raises(ValueError, match=r"00003/times.npy was cut short while it was read; copy or prepare it again"):
         stream.read([3])
+
+
+@pytest.mark.parametrize("where", ["block", "by time"])
+def test_a_disk_of_the_data_that_fails_is_not_taken_for_that_of_the_run(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Nobody should make room in the run's folder for it."""
+
+    def failing(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    stream = Stream.open(path, MUCH)
+    if where == "block":
+        monkeypatch.setattr(folder, "read_into", failing)
+    else:
+        monkeypatch.setattr(_Run, "_part", failing)
+    said = rf"^{path}/shards/0000\d cannot be read: Input/output error; bring its disk back and run the command again$"
+    with pytest.raises(ValueError, match=said), written_into(tmp_path):
+        stream.read([3]) if where == "block" else list(stream.in_time("test").until([START * 2]).__next__())
 
 
 @pytest.mark.parametrize(("text", "count"), [("1000", 1000), ("2K", 2048), ("1.5 MB", 1_572_864), ("8GiB", 8 * 2**30)])
