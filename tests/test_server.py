@@ -579,6 +579,19 @@ def test_a_run_without_its_dataset_is_served(run: Path, data: Any, tmp_path: Pat
         assert ask(client, user_id="u01")["from"] == "model"
 
 
+@pytest.mark.parametrize("lost", ["items.npy", "meta.json"])
+def test_a_run_whose_dataset_has_lost_a_file_is_refused(data: Any, tmp_path: Path, lost: str) -> None:
+    """Served without it, everybody would be a stranger."""
+    copy = Sequences.load(shutil.copytree(data.path, tmp_path / "data"))
+    run = make_run(copy, tmp_path / "run")
+    (copy.path / lost).unlink()
+    with pytest.raises(FileNotFoundError, match=lost), client_of(run, tmp_path / "s"):
+        pass
+    shutil.rmtree(copy.path)  # elsewhere: no folder at all
+    with client_of(run, tmp_path / "s") as client:
+        assert ask(client, user_id="u01")["from"] == "counts"
+
+
 def test_a_store_of_something_else_is_refused(pulse_run: Path, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "other") as other:
         other.execute("CREATE TABLE t (x)")
