@@ -45,8 +45,9 @@ def check_same_start(group: Group, run: Path, feed: Feed, latest: Path | None) -
     which goes on as the checkpoint says. latest: the checkpoint that was loaded, None for a new run.
     """
     if group.size > 1:
-        # Not the memory itself: two that make the same blocks are as good as one.
-        window = feed.window if isinstance(feed, StreamFeed) else None
+        # Not the memory itself: two that make the same blocks are as good as one. A validation, whose users are ranked
+        # by all processes together, has blocks of its own.
+        window = [feed.window, feed.stream.window()] if isinstance(feed, StreamFeed) else None
         # state.json has the SHA-256 of the weights and moments beside it.
         loaded = None if latest is None else [latest.name, sha256_of(latest / STATE)]
         made = sha256_of(run / DATA) if (run / DATA).is_file() else None
