@@ -12,9 +12,7 @@ commits, a line below the table names them. The line is part of the table, so a 
 
 from __future__ import annotations
 
-import json
 import re
-import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +28,6 @@ from tables_serving import SERVING
 from tables_speed import SPEED
 
 from trope.experiments.recipes import Recipe, recipe_files
-from trope.experiments.report.comparison import seconds_per_epoch
 from trope.settings import preset
 
 # docs/tried.md has conclusions; its numbers are in results/tried.csv.
@@ -80,20 +77,6 @@ def recipes() -> str:
     return markdown(header, lines)
 
 
-def pace() -> str:
-    """Seconds of an epoch, validation included, of the comparisons under results/."""
-    lines = []
-    files = [file for file in sorted((ROOT / "results").glob("*.jsonl")) if not file.stem.endswith("-ablation")]
-    for file in files:
-        runs = [run for run in map(json.loads, file.read_text().splitlines()) if {"best_epoch", "name"} <= run.keys()]
-        for name in dict.fromkeys(run["name"] for run in runs):
-            ours = [run for run in runs if run["name"] == name]
-            seconds = statistics.mean(map(seconds_per_epoch, ours))
-            events, device = f"{ours[0]['data']['events']:,}", ours[0]["environment"]["device"]
-            lines.append([file.stem, name, events, f"{seconds:.2f}", device, str(len(runs))])
-    return markdown(["results", "model", "events", "seconds per epoch", "device", "trainings in the file"], lines)
-
-
 def prepared(key: str) -> float:
     return float(read("prepare-158m.json")[key])
 
@@ -107,7 +90,6 @@ TABLES: dict[str, Callable[[], str]] = {
     **SERVING,
     "phases": phases,
     "recipes": recipes,
-    "pace": pace,
     "globo-windows": globo_windows,
 }
 
@@ -161,8 +143,6 @@ VALUES: dict[str, Callable[[], str]] = {
     "pulse-stream-limit": lambda: f"{streamed('streaming-pulse')['limit_bytes'] / 2**30:.2f}",
     "pulse-stream-peak": lambda: f"{streamed('streaming-pulse')['peak_anonymous_gib']:.2f}",
     "pulse-stream-fit": lambda: pulse_streamed("fit of the pulse"),
-    "pulse-stream-kept": lambda: pulse_streamed("counts that are kept"),
-    "pulse-stream-test": lambda: pulse_streamed("ranks of the test users"),
     "pulse-stream-load": lambda: f"{streamed('streaming-pulse')['load_before']:.1f}",
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from table_parts import ROOT, read, rows
-from tables_speed import steps
+from tables_speed import steps, training_slower
 
 NARROW = ("narrow_sheet", "narrow_forward", "narrow_keys", "narrow_queries")
 
@@ -97,11 +97,6 @@ def block_ms(way: str) -> float:
     return (int(total) - sum(map(int, once))) / 1e3
 
 
-def timeline_us(kernel: str) -> float:
-    """The longest launch of a kernel in results/timeline-h200.txt."""
-    return max(float(line.split()[1]) for line in text("timeline-h200.txt").splitlines() if line.endswith(kernel))
-
-
 def gain(name: str, before: str, after: str) -> str:
     """How much shorter the median step is, percent; two lines of a file of step_variants.py, the first ones."""
 
@@ -131,15 +126,10 @@ H200_VALUES: dict[str, Callable[[], str]] = {
     "largest-rate": lambda: largest("it_per_s", ".1f"),
     "largest-gib": lambda: largest("peak_GiB", ".0f"),
     "largest-share": lambda: largest("fraction_of_roofline", ".0%").rstrip("%"),
-    "table-alone": lambda: f"{kernel_ms('pixel1m:hstu-trope', 'update_others'):.2f}",
-    "table-beside": lambda: f"{timeline_us('update_others') / 1e3:.2f}",
-    "loss-alone": lambda: f"{kernel_ms('pixel1m:hstu-trope', '_softmax_kernel'):.2f}",
     "shop-step": lambda: f"{kernel_ms('shop:hstu-trope'):.1f}",
     "shop-table": lambda: f"{kernel_ms('shop:hstu-trope', '_table_kernel'):.1f}",
     "shop-attention": lambda: f"{kernel_ms('shop:hstu-trope', *NARROW):.1f}",
     "shop-left": lambda: f"{left_ms():.1f}",
-    "shop-keys": lambda: f"{kernel_ms('shop:hstu-trope', 'narrow_keys'):.1f}",
-    "shop-queries": lambda: f"{kernel_ms('shop:hstu-trope', 'narrow_queries'):.1f}",
     "block-cuda": lambda: f"{block_ms('new'):.1f}",
     "block-triton": lambda: f"{block_ms('triton'):.1f}",
     "long-gib": lambda: f"{float(steps('shop-long', 'hstu-trope')['peak_GiB']):.1f}",
@@ -167,6 +157,7 @@ H200_VALUES: dict[str, Callable[[], str]] = {
     "share-long": lambda: f"{100 * float(steps('shop-long', 'hstu-trope')['fraction_of_roofline']):.0f}",
     **{f"rotary-{shape}": partial(rotary_share, shape) for shape in ("ml20m", "shop", "pixel1m")},
     "trope-pixel1m": rotation,
+    "training-slower": training_slower,
     "readout-pixel1m": lambda: readout("pixel1m"),
     "readout-ml20m": lambda: readout("ml20m"),
 }

@@ -273,6 +273,21 @@ def test_no_more_than_so_many_at_a_time(
     assert max(int(path.read_text()) for path in pids.iterdir()) == min(jobs, 4)
 
 
+def test_side_by_side_they_share_the_cores_but_parts_take_one(
+    data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `train.parts` a training has the bits of one that runs by itself, whatever --jobs is."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    says = "import os, sys; open(f'{sys.argv[1]}/threads', 'w').write(os.environ.get('OMP_NUM_THREADS', 'its own'))"
+    fake_command(monkeypatch, f"{says}; {FINISHES}")
+    variants = [Variant("m0", "hstu"), Variant("m1", "hstu", ("train.parts=4",))]
+    for jobs, wanted in ((1, ["its own", "its own"]), (2, ["4", "its own"])):
+        runs = plan(variants, [0], tmp_path / f"jobs{jobs}")
+        assert [outcome.failure for outcome in run_all(runs, data.path, jobs)] == [None] * 2
+        assert [(run.folder / "threads").read_text() for run in runs] == wanted
+
+
 def test_seeds_come_one_after_another() -> None:
     names = [run.folder.name for run in plan([Variant("a", "hstu"), Variant("b", "hstu")], range(2), Path("out"))]
     assert names == ["a-seed0", "b-seed0", "a-seed1", "b-seed1"]

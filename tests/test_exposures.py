@@ -135,6 +135,30 @@ def test_a_torn_last_line_is_left_out_and_done_once(tmp_path: Path) -> None:
         finish_journals(tmp_path)
 
 
+@pytest.mark.parametrize("rows", [0, 1])
+@pytest.mark.parametrize(("where", "name"), [(Path, "glob"), (exposure_log, "_lock")])
+def test_servers_that_begin_together_finish_each_journal_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, rows: int
+) -> None:
+    """One has listed, or opened, a journal that the other one then finishes and removes."""
+    journal = tmp_path / ".exposures-1-a.jsonl"
+    journal.write_text("".join(json.dumps(exposure(number)._asdict()) + "\n" for number in range(rows)))
+    own = getattr(where, name)
+
+    def slower(*arguments: Any) -> Any:
+        if name == "glob":
+            found = list(own(*arguments))
+        monkeypatch.undo()
+        exposure_log._to_parquet(journal)
+        journal.unlink()
+        return found if name == "glob" else own(*arguments)
+
+    monkeypatch.setattr(where, name, slower)
+    assert finish_journals(tmp_path) == 0
+    assert read(tmp_path) == [exposure(number) for number in range(rows)]
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_the_journal_of_a_living_server_is_left_alone(tmp_path: Path) -> None:
     one = ExposureLog(tmp_path)
     one.add([exposure(1)])

@@ -15,7 +15,9 @@ from training import SIZE, one_thread, tiny, tiny_data  # noqa: F401, an automat
 
 from trope.data.sequences import Sequences
 from trope.runs import BEST, WEIGHTS
+from trope.train import loop
 from trope.train.distributed import Group
+from trope.train.fit import fit
 from trope.train.parts import for_device, parts_of
 from trope.train.process import threads_for
 from trope.train.step import Feed
@@ -63,10 +65,10 @@ def sums(group: Group, values_N: torch.Tensor) -> tuple[float, list[torch.Tensor
 
 def test_sums_of_any_processes(data: Sequences, rng: torch.Generator) -> None:
     """An exact sum is one for any order and division; by twos, ranks are added as a tree."""
-    values_N = torch.rand(1001, generator=rng) ** 8
-    wanted = float(ALONE.sum_exactly(values_N))
-    assert wanted == pytest.approx(float(values_N.double().sum()), rel=1e-9)
-    assert wanted == float(ALONE.sum_exactly(values_N.flip(0)))
+    for values_N in torch.rand(10, 1001, generator=rng) ** 8:  # a plain sum would hide its order in half of the draws
+        wanted = float(ALONE.sum_exactly(values_N))
+        assert wanted == pytest.approx(float(values_N.double().sum()), rel=1e-9)
+        assert wanted == float(ALONE.sum_exactly(values_N.flip(0)))
     for found, (flat, table) in on_ranks(4, sums, values_N):
         assert found == wanted
         one, two, three, four = (values_N[:7] * count for count in (1, 2, 3, 4))
@@ -158,7 +160,7 @@ def test_what_cannot_be_spread_is_refused() -> None:
         tiny("train.parts=6")
     assert [parts_of(tiny(FOUR), Group(rank, 2, CPU)).mine for rank in (0, 1)] == [range(2), range(2, 4)]
     for size in (3, 8):
-        with pytest.raises(ValueError, match=f"over {size} processes; start one of 1, 2, 4$"):
+        with pytest.raises(ValueError, match=f"over {size} processes; start 1, 2 or 4 of them$"):
             parts_of(tiny(FOUR), Group(0, size, CPU))
     with pytest.raises(ValueError, match="was not tried on a GPU"):
         parts_of(tiny(FOUR), Group(0, 1, torch.device("cuda")))
@@ -184,3 +186,22 @@ def test_parts_are_computed_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> No
     with threads_for(tiny(FOUR)):
         assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
+
+
+def test_trainings_take_one_thread(
+    data: Sequences, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trope train` with validation and test, and `trope fit`."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    step, score, seen = loop.Trainer.step, loop.score_test, []
+    monkeypatch.setattr(loop.Trainer, "step", lambda self: [seen.append(torch.get_num_threads()), step(self)][1])
+    monkeypatch.setattr(loop, "score_test", lambda *given: [seen.append(torch.get_num_threads()), score(*given)][1])
+    torch.set_num_threads(2)
+    try:
+        train_run(data.path, "hstu-trope", [*RESUMED, "train.epochs=1"], tmp_path / "trained")
+        trained = len(seen)
+        fit(data, undisturbed, tmp_path / "fitted", "cpu", progress=False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert 1 < trained < len(seen) and set(seen) == {1}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from data_logs import loose, prepared, random_log, write_parquet
 from ranks import makes_group, on_ranks
-from streams import memory_for
+from streams import ALONE, memory_for
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from training import last_step, one_thread, tiny, tiny_data  # noqa: F401, an automatic fixture
 
@@ -28,6 +28,7 @@ from trope.train.loop import Interrupted, Trainer, train
 from trope.train.process import StopRequest
 from trope.train.rounds import MOST_STEPS, Rounds
 from trope.train.step import Feed
+from trope.train.streamed import StreamFeed
 
 WHOLE = ("train.loss=full", "model.pulse=false", "train.early_stop=9", "train.epochs=2")  # of the table, on each rank
 
@@ -72,6 +73,23 @@ def test_processes_with_another_command_all_refuse(data: Sequences, tmp_path: Pa
     assert not usual.run.exists()
 
 
+@makes_group
+def begin_with_threads(start: Start) -> str:
+    """The first process has one thread, the second two, as with another OMP_NUM_THREADS on another machine."""
+    torch.set_num_threads(1 + int(os.environ["RANK"]))
+    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    return begin([start, start])
+
+
+def test_processes_with_other_threads_refuse_to_train_in_parts(data: Sequences, tmp_path: Path) -> None:
+    """Their parts would have other bits than those of one process."""
+    start = Start(data.path, tmp_path / "run", (*WHOLE, "train.parts=2"))
+    assert set(on_ranks(2, begin_with_threads, start)) == {
+        f"process 1 sees another OMP_NUM_THREADS than process 0; {ADVICE}"
+    }
+    assert set(on_ranks(2, begin_with_threads, start._replace(settings=WHOLE))) == {""}
+
+
 def test_processes_with_another_checkpoint_all_refuse(data: Sequences, tmp_path: Path) -> None:
     """Each machine has RUN on its own disk; the first has trained an epoch, the second has not."""
     usual = Start(data.path, tmp_path / "run")
@@ -101,6 +119,20 @@ def test_processes_with_other_blocks_refuse(tmp_path: Path) -> None:
     (message,) = set(on_ranks(4, begin, starts))
     assert message == f"processes 2, 3 see another --memory than process 0; {ADVICE}"
     assert set(on_ranks(2, begin, starts[:2])) == {""}
+
+
+def test_processes_that_validate_in_other_blocks_refuse(tmp_path: Path) -> None:
+    """They rank the users of a block together, each among its own items; a block of training may be the same."""
+    log = write_parquet(tmp_path / "log.parquet", random_log(rows=700, users=40, items=25, spread=3_000))
+    path = prepared(log, tmp_path / "data", loose(shard_users=4)).path
+    settings = ("model.pulse=false", "train.epochs=1", "train.batch=16")
+    memories = [memory_for(path, shards, tiny(*settings)) - less for shards, less in ((2, 0), (3, 1))]
+    feeds = [StreamFeed(Stream.open(path, memory), tiny(*settings), ALONE) for memory in memories]
+    assert [feed.window for feed in feeds] == [2, 2]
+    assert len({feed.stream.window() for feed in feeds}) == 2
+    starts = [Start(path, tmp_path / "run", settings, memory) for memory in memories]
+    (message,) = set(on_ranks(2, begin, starts))
+    assert message == f"process 1 sees another --memory than process 0; {ADVICE}"
 
 
 def test_one_process_compares_nothing(data: Sequences) -> None:

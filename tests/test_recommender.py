@@ -277,6 +277,32 @@ def test_a_history_of_something_else_is_refused(recommender: Recommender, change
         recommender.rank_moments(good._replace(**change), np.array([[NOW]]))
 
 
+@pytest.mark.parametrize("dtype", ["uint32", "uint64", ">i8", "int32"])
+def test_whole_numbers_of_any_width_are_taken(recommender: Recommender, dtype: str) -> None:
+    """torch compares no unsigned numbers, in which columns of times often come."""
+    arrays = np.array([1, 2, 3]), np.array([START, NOW, NOW]), np.array([0, 2, 3])
+    histories, moments = Histories(*arrays), np.array([NOW, NOW])
+    expected = recommender.rank(histories, moments, k=3), recommender.rank_moments(histories, moments[:, None], k=3)
+    histories, moments = Histories(*(x.astype(dtype) for x in arrays)), moments.astype(dtype)
+    found = recommender.rank(histories, moments, k=3), recommender.rank_moments(histories, moments[:, None], k=3)
+    for one, other in zip(found, expected, strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert recommender.remember(histories) is not None
+
+
+@pytest.mark.parametrize("items", [np.array([1, 2]), np.array([1, 2, 3, 4]), np.array([[1, 2, 3]])])
+def test_each_event_has_an_item_and_a_time(recommender: Recommender, items: np.ndarray) -> None:
+    histories = Histories(items, np.array([NOW, NOW, NOW]), np.array([0, 3]))
+    said = re.escape(f"one item and one time for each event, got shapes {items.shape} and (3,)")
+    with pytest.raises(ValueError, match=said):
+        recommender.rank(histories, np.array([NOW]))
+    with pytest.raises(ValueError, match=said):
+        recommender.rank_moments(histories, np.array([[NOW]]))
+    with pytest.raises(ValueError, match=said):
+        recommender.remember(histories)
+
+
 def test_a_diverged_model_is_refused(data: Sequences, run: Path) -> None:
     histories = Histories(np.array([1, 2]), START + np.arange(2), np.array([0, 2]))
     broken = Recommender.from_pretrained(run, device="cpu")

@@ -9,7 +9,9 @@ import sqlite3
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -577,6 +579,19 @@ def test_a_run_without_its_dataset_is_served(run: Path, data: Any, tmp_path: Pat
         assert ask(client, user_id="u01")["from"] == "model"
 
 
+@pytest.mark.parametrize("lost", ["items.npy", "meta.json"])
+def test_a_run_whose_dataset_has_lost_a_file_is_refused(data: Any, tmp_path: Path, lost: str) -> None:
+    """Served without it, everybody would be a stranger."""
+    copy = Sequences.load(shutil.copytree(data.path, tmp_path / "data"))
+    run = make_run(copy, tmp_path / "run")
+    (copy.path / lost).unlink()
+    with pytest.raises(FileNotFoundError, match=lost), client_of(run, tmp_path / "s"):
+        pass
+    shutil.rmtree(copy.path)  # elsewhere: no folder at all
+    with client_of(run, tmp_path / "s") as client:
+        assert ask(client, user_id="u01")["from"] == "counts"
+
+
 def test_a_store_of_something_else_is_refused(pulse_run: Path, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "other") as other:
         other.execute("CREATE TABLE t (x)")
@@ -585,3 +600,28 @@ def test_a_store_of_something_else_is_refused(pulse_run: Path, tmp_path: Path) -
     (tmp_path / "text").write_text("hello " * 100)
     with pytest.raises(ValueError, match="cannot open the store"):
         SqliteStore(tmp_path / "text")
+
+
+@pytest.mark.parametrize("after", range(1, 5))
+def test_servers_that_begin_together_make_one_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Another one makes the store while this one looks whether there is one: after so many of its queries."""
+    queries: list[str] = []
+
+    class Slower(sqlite3.Connection):
+        def execute(self, query: str, *arguments: Any) -> Any:
+            queries.append(query)
+            found = super().execute(query, *arguments)
+            if len(queries) != after:
+                return found
+            rows = found.fetchall()
+            monkeypatch.undo()
+            SqliteStore(tmp_path / "s").close()
+            return SimpleNamespace(fetchone=lambda: rows[0])
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Slower))
+    store = SqliteStore(tmp_path / "s")
+    assert len(queries) > after
+    assert store.append([[Event("ann", 7, NOW)]]) == [1]
+    store.close()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from data_logs import START, loose, prepared, random_log, write_parquet
+from hypothesis import given
+from hypothesis import strategies as st
 from streams import ALONE, MUCH, BlockFeed, memory_for, same_work
 from training import one_thread, tiny
 
+from trope.data import folder
+from trope.data.by_time import _Run
 from trope.data.folder import shard_folder
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream, parse_bytes, say_bytes
+from trope.train.checkpoint import written_into
 from trope.train.streamed import StreamFeed
 
 __all__ = ["one_thread"]  # a fixture for every test in here
@@ -83,6 +91,46 @@ def test_a_shard_that_was_replaced_since_is_refused(path: Path, tmp_path: Path, 
         stream.to("cpu").read([3], ("offsets", "splits"))
 
 
+@pytest.mark.parametrize("kept", [0, 130, -8])
+def test_a_shard_that_is_cut_short_while_it_is_read_is_refused(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """As a copy into the same files does. Of a mapped file, what is gone would end the process."""
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    stream = Stream.open(copy, MUCH)
+    stream.read([3])
+    look = folder._header
+
+    def cut(file: Path):
+        found = look(file)
+        if file.name == "times.npy":
+            os.truncate(file, kept if kept >= 0 else file.stat().st_size + kept)
+        return found
+
+    monkeypatch.setattr(folder, "_header", cut)
+    with pytest.raises(ValueError, match=r"00003/times.npy was cut short while it was read; copy or prepare it again"):
+        stream.read([3])
+
+
+@pytest.mark.parametrize("where", ["block", "by time"])
+def test_a_disk_of_the_data_that_fails_is_not_taken_for_that_of_the_run(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Nobody should make room in the run's folder for it."""
+
+    def failing(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    stream = Stream.open(path, MUCH)
+    if where == "block":
+        monkeypatch.setattr(folder, "read_into", failing)
+    else:
+        monkeypatch.setattr(_Run, "_part", failing)
+    said = rf"^{path}/shards/0000\d cannot be read: Input/output error; bring its disk back and run the command again$"
+    with pytest.raises(ValueError, match=said), written_into(tmp_path):
+        stream.read([3]) if where == "block" else list(stream.in_time("test").until([START * 2]).__next__())
+
+
 @pytest.mark.parametrize(("text", "count"), [("1000", 1000), ("2K", 2048), ("1.5 MB", 1_572_864), ("8GiB", 8 * 2**30)])
 def test_bytes_are_read(text: str, count: int) -> None:
     assert parse_bytes(text, "--memory") == count
@@ -94,3 +142,21 @@ def test_bytes_are_read(text: str, count: int) -> None:
 
 def test_bytes_are_said() -> None:
     assert [say_bytes(count) for count in (12, 1536, 3 * 2**20, 5 * 2**30)] == ["12 B", "1.5 KiB", "3 MiB", "5 GiB"]
+    assert [say_bytes(count) for count in (7_080, 20_000 * 2**30)] == ["6.915 KiB", "20000 GiB"]
+
+
+@given(st.integers(1, 2**50))
+def test_who_allows_what_is_said_allows_enough(count: int) -> None:
+    found = parse_bytes(say_bytes(count), "--memory")
+    assert count <= found <= 1.001 * count + 1
+
+
+def test_the_memory_that_a_refusal_names_is_enough(path: Path) -> None:
+    for config in (tiny(), tiny("train.batch=7"), tiny("train.batch=9", "train.stride=2")):
+        stream = Stream.open(path, None)
+        with pytest.raises(ValueError, match="needs at least") as refused:
+            StreamFeed(stream, config, ALONE)
+        named = re.search(r"at least (.*) for two", str(refused.value))
+        assert named is not None
+        stream.memory = parse_bytes(named[1], "--memory")
+        StreamFeed(stream, config, ALONE).close()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -65,3 +69,27 @@ def test_a_damaged_shard_is_refused_when_the_server_starts(both: tuple[Sequences
     file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(ValueError, match=r"00001/items\.npy does not match its checksum"):
         UserEvents(Stream.open(copy, MUCH))
+
+
+@contextmanager
+def at_most_more_files(count: int) -> Iterator[None]:
+    """Inside, the process may open so many files more than it has open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = set(map(int, os.listdir("/proc/self/fd")))
+    free = [number for number in range(len(taken) + count) if number not in taken][:count]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1, hard))  # numbers are given out from below
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files as Linux shows them")
+def test_there_may_be_more_shards_than_open_files(both: tuple[Sequences, Sequences]) -> None:
+    """A process may have 1,024, often; each shard has an array of items, of times and so on."""
+    stream = Stream.open(both[0].path, MUCH)
+    assert 2 * len(stream.sizes) > 8
+    with at_most_more_files(8):
+        ids, events = stream.ids("user_ids"), UserEvents(stream)
+        assert ids is not None and len(ids) == stream.num_users
+        assert sum(len(events.of(user)[0]) for user in range(stream.num_users)) == stream.num_events

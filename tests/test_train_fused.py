@@ -98,7 +98,7 @@ def same_shared_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
     Tiles are small, so that a batch takes several.
     """
 
-    def draw(targets_T: Tensor, num_items: int, config: TrainConfig, _: object) -> Tensor:
+    def draw(targets_T: Tensor, num_items: int, config: TrainConfig, *_: object) -> Tensor:
         drawn = draw_negatives(targets_T, num_items, config, None)
         assert drawn is not None and drawn.shape == (config.negatives,)
         items_N = targets_T.sort(descending=True).values[: 3 * config.negatives : 3].clone()

@@ -21,7 +21,7 @@ import numpy as np
 from trope.data import folder as files
 from trope.data.folder import BY_TIME, REQUIRED
 from trope.data.protocols import Protocol, Splits, pieces
-from trope.data.shard_files import SameFiles
+from trope.data.shard_files import SameFiles, one_line_if_unreadable
 
 ITEMS, TIMES = BY_TIME
 # Events of all runs in memory at a time, and those of one run at least, so that a read is worth its while.
@@ -109,14 +109,15 @@ class _Run:
 
     def read(self, first: int, count: int) -> Pair:
         """Up to `count` events from the first on. Before the first time, the files are checked."""
-        self._same.check(self.folder, BY_TIME)
-        if self._is_new:
-            for name in BY_TIME:
-                files.read_array(self.folder, name, {"arrays": self.arrays}, self.verify)
-            if self.verify:
-                self._check_events()
-            self._is_new = False
-        items, times = (self._part(name, first, min(count, self.events - first)) for name in BY_TIME)
+        with one_line_if_unreadable(self.folder):
+            self._same.check(self.folder, BY_TIME)
+            if self._is_new:
+                for name in BY_TIME:
+                    files.read_array(self.folder, name, {"arrays": self.arrays}, self.verify)
+                if self.verify:
+                    self._check_events()
+                self._is_new = False
+            items, times = (self._part(name, first, min(count, self.events - first)) for name in BY_TIME)
         numbers = np.abs(items)
         if (times[1:] < times[:-1]).any() or numbers.min() < 1 or numbers.max() > self.num_items:
             raise ValueError(f"the events by time in {self.folder} are not in order or not of its items; {_AGAIN}")

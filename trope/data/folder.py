@@ -23,7 +23,7 @@ import re
 import tokenize
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -143,32 +143,61 @@ def find_array(folder: Path, name: str, meta: dict[str, Any]) -> Path:
 
 def read_array(folder: Path, name: str, meta: dict[str, Any], verify: bool = True) -> np.ndarray:
     """Memory-map one array, after checking its size, type and shape, and with `verify` its SHA-256, against `meta`."""
-    path, expected = find_array(folder, name, meta), meta["arrays"][name]
-    if verify and sha256_of(path) != expected["sha256"]:
-        raise ValueError(f"{path} does not match its checksum in {META}; copy or prepare it again")
-    # The header first: what it claims is compared before anything of that size is made.
-    dtype, shape = _header(path)
-    if dtype != ALL_ARRAYS[name] or list(shape) != expected["shape"]:
-        raise ValueError(
-            f"{path} is {dtype} {list(shape)}, expected {ALL_ARRAYS[name]} {expected['shape']}; prepare the data again"
-        )
-    if 0 in shape:  # an empty file region cannot be mapped
-        return np.empty(shape, dtype)
+    path, header = _checked(folder, name, meta, verify)
+    if 0 in header.shape:  # an empty file region cannot be mapped
+        return np.empty(header.shape, header.dtype)
     try:
         # Copy-on-write, so that torch gets a writable array while the file stays as it is.
         return np.load(path, mmap_mode="c", allow_pickle=False)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{path} is damaged: {error}; copy or prepare it again") from None
 
 
-def _header(path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """What a .npy file says of itself."""
+def read_into(folder: Path, name: str, meta: dict[str, Any], out: np.ndarray, verify: bool = True) -> None:
+    """Read one array into `out`, after the same checks.
+
+    A map would end the process where the file is cut short meanwhile, or its disk fails: this is an error.
+    """
+    path, header = _checked(folder, name, meta, verify)
+    assert header.shape == out.shape and header.dtype == out.dtype
+    with path.open("rb") as file:
+        file.seek(header.size)
+        for row in np.atleast_2d(out):
+            if row.size and file.readinto(memoryview(row).cast("B")) != row.nbytes:
+                raise ValueError(f"{path} was cut short while it was read; copy or prepare it again")
+
+
+class _Header(NamedTuple):
+    """What a .npy file says of itself. size: of the header, in bytes."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    size: int
+
+
+def _checked(folder: Path, name: str, meta: dict[str, Any], verify: bool) -> tuple[Path, _Header]:
+    """The file of an array, and its header: what it claims is compared before anything of that size is made."""
+    path, expected = find_array(folder, name, meta), meta["arrays"][name]
+    if verify and sha256_of(path) != expected["sha256"]:
+        raise ValueError(f"{path} does not match its checksum in {META}; copy or prepare it again")
+    header = _header(path)
+    if header.dtype != ALL_ARRAYS[name] or list(header.shape) != expected["shape"]:
+        raise ValueError(
+            f"{path} is {header.dtype} {list(header.shape)}, expected {ALL_ARRAYS[name]} {expected['shape']}; prepare "
+            "the data again"
+        )
+    return path, header
+
+
+def _header(path: Path) -> _Header:
     try:
         with path.open("rb") as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(file)
-            return dtype, shape
+            shape, by_columns, dtype = read(file)
+            if by_columns and len(shape) > 1:
+                raise ValueError("it is stored by columns")
+            return _Header(dtype, shape, file.tell())
     except _UNREADABLE as error:
         raise ValueError(f"{path} is not an array: {error}; copy or prepare it again") from None
 
@@ -257,20 +286,29 @@ def read_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool = True)
 
 def _read_sharded_ids(folder: Path, name: str, meta: dict[str, Any], verify: bool) -> Ids | None:
     """The ids of all shards, one behind the other, in memory."""
-    parts = []
+    listed = [set(shard) & {f"{name}{part}" for part in _ID_PARTS} for shard in meta["shards"]]
+    if not all(listed):
+        return None
+    if any(arrays != listed[0] for arrays in listed):
+        raise ValueError(f"the {name} of {folder} are partly numbers and partly text; prepare the data again")
+    shapes = {array: sum(int(shard[array]["shape"][0]) for shard in meta["shards"]) for array in listed[0]}
+    out = {array: np.empty(length, ALL_ARRAYS[array]) for array, length in shapes.items()}
+    done = dict.fromkeys(out, 0)
     for number, arrays in enumerate(meta["shards"]):
+        # One shard after the other: what is read is mapped, and a map keeps its file open.
         found = read_ids(shard_folder(folder, number), name, {"arrays": arrays}, verify)
         if found is None:
             return None
-        parts.append(found.arrays(name))
-    if any(part.keys() != parts[0].keys() for part in parts):
-        raise ValueError(f"the {name} of {folder} are partly numbers and partly text; prepare the data again")
-    if name in parts[0]:
-        numbers = np.concatenate([part[name] for part in parts])
+        before = done.get(f"{name}.text", 0)
+        for array, values in found.arrays(name).items():
+            part = out[array][done[array] : done[array] + len(values)]
+            part[:] = values
+            if array == f"{name}.ends":
+                part += before
+            done[array] += len(values)
+    if name in out:
+        numbers = out[name]
         if verify and name in _RISING and (numbers[1:] <= numbers[:-1]).any():
             raise ValueError(f"the {name} of {folder} are not in rising order; copy or prepare it again")
         return Ids(numbers)
-    text, ends = (f"{name}.text", f"{name}.ends")
-    before = np.cumsum([0, *(len(part[text]) for part in parts[:-1])])
-    joined = [part[ends] + start for part, start in zip(parts, before, strict=True)]
-    return Ids(np.concatenate([part[text] for part in parts]), np.concatenate(joined))
+    return Ids(out[f"{name}.text"], out[f"{name}.ends"])

@@ -5,7 +5,8 @@ numpy only. A shard counts its offsets and its baskets from 0; here they are cou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,21 @@ class ShardSize(NamedTuple):
 
     users: int
     events: int
+
+
+@contextmanager
+def one_line_if_unreadable(folder: Path) -> Iterator[None]:
+    """Turn an OSError of a failing disk into a ValueError that names the shard's folder.
+
+    A training takes other OSErrors for those of its run's folder. A file that is missing names itself.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise ValueError(f"{folder} cannot be read: {said}; bring its disk back and run the command again") from error
 
 
 class SameFiles:
@@ -91,20 +107,18 @@ def read_shards(
         if name in meta["shards"][0]
     }
     user = event = basket = 0
-    if "offsets" in out:
-        out["offsets"][0] = 0
     for number in numbers:
-        size, entries = sizes[number], {"arrays": meta["shards"][number]}
+        size, entries, folder = sizes[number], {"arrays": meta["shards"][number]}, files.shard_folder(path, number)
         for name, array in out.items():
-            found = files.read_array(files.shard_folder(path, number), name, entries, verify)
+            # Where the arrays count on: offsets of events, each shard's first being the last of the one before.
+            first, last = (user, user + size.users) if name in ("offsets", "splits") else (event, event + size.events)
+            part = array[..., first : last + (name == "offsets")]
+            with one_line_if_unreadable(folder):
+                files.read_into(folder, name, entries, part, verify)
             if name == "offsets":
-                np.add(found[1:], event, out=array[user + 1 : user + 1 + size.users])
-            elif name == "splits":
-                array[:, user : user + size.users] = found
+                part += event
             elif name == "baskets":
-                np.add(found, basket, out=array[event : event + size.events])
-                basket = int(array[event + size.events - 1]) + 1
-            else:
-                array[event : event + size.events] = found
+                part += basket
+                basket = int(part[-1]) + 1
         user, event = user + size.users, event + size.events
     return out

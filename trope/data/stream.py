@@ -29,7 +29,7 @@ from trope.data.protocols import Protocol
 from trope.data.recut import check_refit, own_validation, validation_as_training
 from trope.data.run_data import check_run_data, describe_data, folder_of_run, ids_of
 from trope.data.sequences import SPLITS, Sequences
-from trope.data.shard_files import SameFiles, read_shards, shard_sizes
+from trope.data.shard_files import SameFiles, one_line_if_unreadable, read_shards, shard_sizes
 
 # What a block takes in memory: items and times of an event; offsets and splits of a user, and what is computed of them.
 EVENT_BYTES = 12
@@ -234,12 +234,12 @@ class Stream:
         """Refuse a damaged shard the first time, and later one that was replaced since."""
         folder, meta = files.shard_folder(self.path, number), {"arrays": self.meta["shards"][number]}
         names = [name for name in files.ARRAYS if name in meta["arrays"]]
-        self._same.check(folder, names)
-        if number not in self._unseen:
-            return
-        check_shard(
-            folder, self.num_items, {name: files.read_array(folder, name, meta) for name in names}, self.protocol
-        )
+        with one_line_if_unreadable(folder):
+            self._same.check(folder, names)
+            if number not in self._unseen:
+                return
+            arrays = {name: files.read_array(folder, name, meta) for name in names}
+        check_shard(folder, self.num_items, arrays, self.protocol)
         self._unseen.discard(number)
 
 
@@ -266,9 +266,8 @@ def parse_bytes(text: str, flag: str) -> int:
 
 
 def say_bytes(count: int) -> str:
-    """`1.5 GiB`."""
-    for unit in ("", "Ki", "Mi"):
-        if count < 1024:
-            return f"{count:.4g} {unit}B"
-        count /= 1024  # type: ignore[assignment]
-    return f"{count:.4g} GiB"
+    """`1.5 GiB`, rounded up: whoever allows as much as is said allows enough."""
+    power = min((count.bit_length() - 1) // 10, 3)
+    unit = 1 << 10 * power
+    parts = 10 ** max(4 - len(str(count // unit)), 0)  # four digits
+    return f"{-(-count * parts // unit) / parts:.10g} {('', 'Ki', 'Mi', 'Gi')[power]}B"

@@ -1,15 +1,19 @@
 """`UserEvents`: the events of one user after the other, of a store in memory or of a stream that stays on disk.
 
 A stream's shards are all checked first, as a store in memory is. Then they are mapped: what is read of them is the
-system's to keep or to forget.
+system's to keep or to forget. No file stays open: there may be more shards than a process may have
+open files, often 1,024.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from trope.data import folder as files
 from trope.data.sequences import Sequences
@@ -31,7 +35,7 @@ class UserEvents:
         for number, arrays in enumerate(data.meta["shards"]):
             data.check(number)
             folder, meta = files.shard_folder(data.path, number), {"arrays": arrays}
-            items, times, offsets = (files.read_array(folder, name, meta, False) for name in _NAMES)
+            items, times, offsets = (_mapped(folder, name, meta) for name in _NAMES)
             self._shards.append((items, times, offsets))
 
     def of(self, user: int, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -42,3 +46,13 @@ class UserEvents:
         start, end = int(offsets[row]), int(offsets[row + 1])
         own = slice(start if most is None else max(start, end - most), end)
         return items[own], times[own]
+
+
+def _mapped(folder: Path, name: str, meta: dict[str, Any]) -> np.ndarray:
+    """An array as `read_array` maps it; NumPy's map would keep the file open."""
+    found = files.read_array(folder, name, meta, False)
+    if not isinstance(found, np.memmap):  # it is empty
+        return found
+    size = int(meta["arrays"][name]["bytes"])
+    data = torch.from_file(str(folder / f"{name}.npy"), shared=False, size=size, dtype=torch.uint8)
+    return data.numpy()[found.offset :].view(found.dtype)

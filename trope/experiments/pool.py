@@ -200,7 +200,7 @@ def _check_finished(runs: Sequence[Run], data: Path) -> None:
 def _start(run: Run, data: Path, device: str, jobs: int) -> subprocess.Popen[bytes]:
     run.folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, PARENT: str(os.getpid())}
-    if jobs > 1:
+    if jobs > 1 and run.config.train.parts == 1:  # parts take one thread, and other bits with more
         # Processes side by side share the cores; each would otherwise start a thread for every core.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
     with (run.folder / OUTPUT).open("wb") as output:

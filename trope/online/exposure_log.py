@@ -163,12 +163,18 @@ class _Journal:
 
 
 def finish_journals(folder: Path) -> int:
-    """Turn journals of processes that were killed into Parquet files; returns how many. Live ones are left alone."""
+    """Turn journals of processes that were killed into Parquet files; returns how many. Live ones are left alone.
+
+    A journal that goes meanwhile was finished by its own process, or by one that begins beside this one.
+    """
     found = 0
     for path in sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}")):
-        descriptor = os.open(path, os.O_RDWR)
         try:
-            if _lock(descriptor):
+            descriptor = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        try:
+            if _lock(descriptor) and path.exists():
                 _to_parquet(path)
                 path.unlink(missing_ok=True)
                 found += 1

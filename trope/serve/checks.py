@@ -26,13 +26,20 @@ def check_filled(histories: Histories) -> None:
         raise ValueError("there must be a history, and an event in each; leave users without events out")
 
 
-def check_values(histories: Histories, t_now: npt.NDArray[np.int64] | None, num_items: int) -> None:
-    """Refuse items that the model has not, times that are no Unix seconds, and times that fall within a history."""
+def check_values(histories: Histories, t_now: npt.NDArray[np.int64] | None, num_items: int) -> Histories:
+    """Refuse items that the model has not, times that are no Unix seconds, and times that fall within a history.
+
+    Returns the histories in int64: torch compares no unsigned numbers.
+    """
     arrays = {"items": histories.items, "times": histories.times, "offsets": histories.offsets, "t_now": t_now}
     for name, x in arrays.items():
         if x is not None and (not isinstance(x, np.ndarray) or x.dtype.kind not in "iu"):
             found = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
             raise ValueError(f"{name} must be a NumPy array of whole numbers, got {found}")
+    shapes = histories.items.shape, histories.times.shape
+    if shapes[0] != shapes[1] or len(shapes[0]) != 1:
+        raise ValueError(f"there must be one item and one time for each event, got shapes {shapes[0]} and {shapes[1]}")
+    histories = Histories(*(x.astype(np.int64, copy=False) for x in histories))
     foreign = (histories.items < 1) | (histories.items > num_items)
     if foreign.any():
         raise ValueError(
@@ -40,9 +47,10 @@ def check_values(histories: Histories, t_now: npt.NDArray[np.int64] | None, num_
             "`catalogue.dense` gives 0: the model does not know their items"
         )
     times, offsets = torch.from_numpy(histories.times), torch.from_numpy(histories.offsets)
-    moments = None if t_now is None else torch.from_numpy(t_now)
+    moments = None if t_now is None else torch.from_numpy(t_now.astype(np.int64, copy=False))
     check_event_values(times, None, offsets, moments, allow_past=True)
     check_order(times, None, offsets)
+    return histories
 
 
 def refuse_past(users: list[int | str], histories: Histories, t_now: npt.NDArray[np.int64]) -> None:

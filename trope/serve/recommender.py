@@ -179,7 +179,7 @@ class Recommender:
         moments = np.array(moments_per_user(t_now, table.users), np.int64)
         lists = [known_items(self.catalogue, x, name) for x, name in ((allow, "allow"), (deny, "deny"))]
         histories = self._histories(table, unknown_items == "drop", on_unknown == COUNTS)
-        check_values(histories, moments, self.model.num_items)
+        histories = check_values(histories, moments, self.model.num_items)
         if not allow_past:
             refuse_past(table.users, histories, moments)
         ranking = self._rank(histories, moments, k, filter_seen, within, *lists)
@@ -230,13 +230,13 @@ class Recommender:
                 f"{np.shape(t_now)}; repeat a moment that is the same for all"
             )
         check_filled(histories)
-        check_values(histories, t_now, self.model.num_items)
-        return self._rank(histories, t_now, k, filter_seen, within, allow, deny)
+        histories = check_values(histories, t_now, self.model.num_items)
+        return self._rank(histories, t_now.astype(np.int64, copy=False), k, filter_seen, within, allow, deny)
 
     @on_own_gpu
     def remember(self, histories: Histories) -> Memory:
         """The last `max_len` events of each history, encoded once: for `rank_moments`, and to be continued."""
-        check_values(histories, None, self.model.num_items)
+        histories = check_values(histories, None, self.model.num_items)
         check_filled(histories)
         items, times, offsets = (torch.from_numpy(x) for x in histories)
         width = min(self.model.config.model.max_len, int(offsets.diff().max()))
@@ -261,7 +261,7 @@ class Recommender:
         memory: of these histories, where the caller has kept it: from `remember`, continued by `Memory.append`.
         """
         refuse_fork(self.device)
-        check_values(histories, None, self.model.num_items)
+        histories = check_values(histories, None, self.model.num_items)
         check_filled(histories)
         check_request(k, filter_seen, within)
         return rank_moments(self, histories, moments_BM, min(k, len(self.catalogue)), filter_seen, within, memory)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trope.data.catalogue import Catalogue
+from trope.data.run_data import folder_of_run
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream, data_of_run, open_dataset
 from trope.data.user_events import UserEvents
@@ -96,12 +97,13 @@ class KnownUsers:
 
 
 def find_dataset(run: Path, data: Path | None) -> Sequences | Stream | None:
-    """The dataset at `data`, else the run's own where it can be found, else None."""
+    """The dataset at `data`, else the run's own where its folder can be found, else None."""
     if data is not None:
         return open_dataset(data)
     if not (run / DATA).is_file():
         return None
     try:
-        return data_of_run(run)
+        path = folder_of_run(run, None)
     except FileNotFoundError:
         return None
+    return data_of_run(run, path)  # refused where a file of it is lost: without it everybody would be a stranger

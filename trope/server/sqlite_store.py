@@ -54,9 +54,10 @@ class SqliteStore:
         self._writing, self._reading = threading.Lock(), threading.Lock()
 
     def _prepare(self, may_create: bool) -> None:
+        # The tables first: a server that begins beside this one makes them and the two numbers in one transaction.
+        (tables,) = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (application,) = self._writer.execute("PRAGMA application_id").fetchone()
         (version,) = self._writer.execute("PRAGMA user_version").fetchone()
-        (tables,) = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and (application, version) != (_APPLICATION, _FORMAT):
             raise ValueError(f"{self.path} is a database of something else, not of `trope serve`; name another file")
         if not (tables or may_create):

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trope.config import Config
 from trope.data.folder import sha256_of
 from trope.data.sequences import Sequences
@@ -25,12 +27,15 @@ _DIGEST = hashlib.sha256().digest_size
 def check_same_command(group: Group, config: Config, factors: Sequence[float] | None, data: Sequences | Stream) -> None:
     """Refuse, in all processes, a training for which they were given different settings or data.
 
-    It would end, with wrong weights: gradients of several models, or of other batches, would be added up. factors:
-    settled learning rates, see `trope.train.loop.Trainer`.
+    It would end, with wrong weights: gradients of several models, or of other batches, would be added up. With
+    `train.parts` other numbers of threads are refused, too. factors: settled learning rates, see
+    `trope.train.loop.Trainer`.
     """
     if group.size > 1:
         settings = [to_dict(config), None if factors is None else list(factors)]
-        _check_same(group, {"config": settings, "dataset": data.meta["checksum"]})
+        # Sums over other numbers of threads have other bits, which parts promise not to have.
+        threads = torch.get_num_threads() if config.train.parts > 1 else None
+        _check_same(group, {"config": settings, "dataset": data.meta["checksum"], "OMP_NUM_THREADS": threads})
 
 
 def check_same_start(group: Group, run: Path, feed: Feed, latest: Path | None) -> None:
@@ -40,8 +45,9 @@ def check_same_start(group: Group, run: Path, feed: Feed, latest: Path | None) -
     which goes on as the checkpoint says. latest: the checkpoint that was loaded, None for a new run.
     """
     if group.size > 1:
-        # Not the memory itself: two that make the same blocks are as good as one.
-        window = feed.window if isinstance(feed, StreamFeed) else None
+        # Not the memory itself: two that make the same blocks are as good as one. A validation, whose users are ranked
+        # by all processes together, has blocks of its own.
+        window = [feed.window, feed.stream.window()] if isinstance(feed, StreamFeed) else None
         # state.json has the SHA-256 of the weights and moments beside it.
         loaded = None if latest is None else [latest.name, sha256_of(latest / STATE)]
         made = sha256_of(run / DATA) if (run / DATA).is_file() else None

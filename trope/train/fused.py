@@ -60,7 +60,7 @@ from trope.train.step import Feed, seed_for
 SIZES = 16
 # Work goes on beside the network in batches of up to so many tokens, and in any batch if the item table has at least so
 # many numbers. Measured on an H200 (results/aside-h200.txt): with small tables 6,400 tokens gain 8 % and 25,600 lose
-# 3 %; with 6e8 numbers 65,536 tokens gain 5 %. Nothing in between was measured.
+# 3 %; with 6e8 numbers 65,536 tokens gained 5 % at 23680ce, less since (docs/speed.md). Nothing between was measured.
 BESIDE, BESIDE_LARGE = 1 << 14, 1 << 27
 # The update of most of the table has so many of the GPU's multiprocessors for itself, where the table has at most so
 # many numbers. A larger one takes longer than the network beside it, and has the whole GPU once the network is done.

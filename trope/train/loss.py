@@ -1,8 +1,8 @@
 """Losses: the next item's score against sampled items, or against the whole catalogue.
 
 Outputs and item vectors are L2-normalised, so scores are cosines over a temperature. Notable:
-- negatives are drawn apart from the loss, by an explicit generator and for the whole batch, so that a run can be
-  resumed and several processes can each take their rows of one draw;
+- negatives are drawn apart from the loss and by an explicit generator, so that a run can be resumed and several
+  processes can each take their rows of the global batch's;
 - nothing waits for the device, not even finding the batch's unique items;
 - the [T, N, E] tensor of gathered negatives is avoided for small catalogues and never kept for the backward pass.
 
@@ -33,17 +33,20 @@ def draw_negatives(
     num_items: int,
     config: TrainConfig,
     generator: torch.Generator | None,
+    tokens: int | None = None,
 ) -> Tensor | None:
     """Negatives of a batch, uniform with replacement: [T, N], or [N] if tokens share them; None for the full softmax.
 
     Args:
         targets_T: the next items of the whole batch, over which `negative_source = "batch"` draws; 0 is padding.
         generator: on the targets' device; None takes torch's own.
+        tokens: how many of the batch's tokens to draw for; None for all.
     """
     if config.loss == "full":
         return None
     device = targets_T.device
-    shape = (config.negatives,) if config.shared_negatives else (len(targets_T), config.negatives)
+    tokens = len(targets_T) if tokens is None else tokens
+    shape = (config.negatives,) if config.shared_negatives else (tokens, config.negatives)
     if config.negative_source == "uniform":
         return torch.randint(1, num_items + 1, shape, generator=generator, device=device)
     is_here_V = torch.zeros(num_items + 1, dtype=torch.int64, device=device).index_fill_(0, targets_T, 1)

@@ -35,8 +35,9 @@ def parts_of(config: Config, group: Group) -> Parts:
     if group.device.type != "cpu":
         raise ValueError(f"train.parts={parts} was not tried on a GPU; set train.parts=1, or take --device cpu")
     if parts % size:
-        fitting = ", ".join(str(1 << power) for power in range(parts.bit_length()))
-        raise ValueError(f"train.parts={parts} cannot be spread over {size} processes; start one of {fitting}")
+        *others, most = (str(1 << power) for power in range(parts.bit_length()))
+        fitting = f"{', '.join(others)} or {most}"
+        raise ValueError(f"train.parts={parts} cannot be spread over {size} processes; start {fitting} of them")
     each = parts // size
     return Parts(parts, range(rank * each, (rank + 1) * each))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,8 @@ from trope.train.balance import token_part
 from trope.train.distributed import Group
 from trope.train.loss import draw_negatives, token_losses
 from trope.train.parts import parts_of
+
+PIECE = 1 << 16  # tokens whose negatives are drawn together; all of a batch of 128 histories of 512 events
 
 
 def seed_for(seed: int, purpose: str, *numbers: int) -> int:
@@ -122,7 +125,9 @@ class Feed:
             batch = self._cut(data, Windows(windows.starts[first:last], windows.ends[first:last]))
             places_T = _valid_places(batch.lengths, tokens[-1].stop - tokens[-1].start, max_len)
             works.append(Work(batch, places_T, None, share, first, total))
-        # Negatives are drawn for the global batch, from its unique items too, and each part keeps its own rows.
+        if train.loss == "full":
+            return works
+        # Negatives are drawn as for the global batch, from its unique items too, and each part keeps its own rows.
         if len(works) == self.parts.total:
             found = [work.batch.targets.flatten()[work.places_T] for work in works if work.share]
             targets_T = found[0] if len(found) == 1 else torch.cat(found)
@@ -131,12 +136,30 @@ class Feed:
             targets_T = whole.targets.flatten()[_valid_places(whole.lengths, ends[-1], max_len)]
         else:  # only their number counts
             targets_T = works[0].batch.targets.new_zeros(1).expand(ends[-1])
-        self._generator.manual_seed(seed_for(train.seed, "negatives", step))
-        drawn = draw_negatives(targets_T, data.num_items, train, self._generator)
-        if drawn is None:
-            return works
-        is_shared = train.shared_negatives
-        return [w._replace(negatives=drawn if is_shared else drawn[t]) for w, t in zip(works, tokens, strict=True)]
+        drawn = self._draw(targets_T, data.num_items, tokens, step)
+        return [work._replace(negatives=found) for work, found in zip(works, drawn, strict=True)]
+
+    def _draw(self, targets_T: Tensor, num_items: int, parts: Sequence[slice], step: int) -> list[Tensor]:
+        """Negatives of each of these parts of the global batch's tokens, or those that all tokens share.
+
+        Every `PIECE` tokens have a seed, so a process draws for its own tokens and for few others.
+        """
+        train, seed = self.config.train, seed_for(self.config.train.seed, "negatives", step)
+        if train.shared_negatives:
+            return [self._negatives(seed, targets_T, num_items)] * len(parts)
+        first, end = min(part.start for part in parts) // PIECE * PIECE, max(part.stop for part in parts)
+        pieces = [
+            self._negatives(seed + start // PIECE, targets_T, num_items, min(PIECE, len(targets_T) - start))
+            for start in range(first, end, PIECE)
+        ]
+        drawn = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return [drawn[part.start - first : part.stop - first] for part in parts]
+
+    def _negatives(self, seed: int, targets_T: Tensor, num_items: int, tokens: int | None = None) -> Tensor:
+        self._generator.manual_seed(seed)
+        drawn = draw_negatives(targets_T, num_items, self.config.train, self._generator, tokens)
+        assert drawn is not None, "the full softmax has no negatives"
+        return drawn
 
     def _cut(self, data: Sequences, windows: Windows) -> Batch:
         return data.training_batch(windows, self.config.model.max_len, self.following)

@@ -79,6 +79,11 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const A
         as_left(probability[n], s + 2 * n);
         as_left(gradient[n], d + 2 * n);
       }
+      // Before the products: until they are waited for, PTX allows nobody to look at what they read.
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        __stcs(reinterpret_cast<uint4*>(ds + j / 32 * PATCH + e * 8 * ROW),
+               uint4{gradient[0][e], gradient[0][2 + e], gradient[1][e], gradient[1][2 + e]});
       begin_products();
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -86,10 +91,6 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, 2) narrow_keys(const A
         multiply_wide<true, true>(dk, gradient[n], queries, j + 16 * n);
       }
       commit_products();
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        __stcs(reinterpret_cast<uint4*>(ds + j / 32 * PATCH + e * 8 * ROW),
-               uint4{gradient[0][e], gradient[0][2 + e], gradient[1][e], gradient[1][2 + e]});
     }
     wait_products<0>(dk);  // all; both sums are named, so that the compiler touches neither before
     wait_products<0>(dv);
