@@ -3,7 +3,7 @@
 python benchmarks/prepare_large.py --events 1e9 --work DISK --result results/prepare-1b.json
 
 The log has the users' histories of PixelRec 8M (17.8 events a user). It takes 7 GB of disk for a billion events, the
-dataset 12 GB, and what is spilled meanwhile up to 40 GB. Everything under --work is removed at the end, unless --keep.
+dataset 25 GB, and what is spilled meanwhile up to 40 GB. Everything under --work is removed at the end, unless --keep.
 """
 
 from __future__ import annotations
