@@ -1,6 +1,6 @@
 """The commands of docs/scale.md on several machines, which are lost: network namespaces that see one disk.
 
-Run by `make test-ranks`, as root, in about seven minutes.
+Run by `make test-ranks`, as root, in about nine minutes.
 """
 
 from __future__ import annotations
