@@ -12,25 +12,26 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from data_logs import loose, prepared, random_log, write_parquet
-from hosts import Host, Hosts, why_not
 from safetensors.torch import load_file
 from training import SIZE, tiny_data
 
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+from clusters import ENV, PATIENCE, Cluster, lose, running
+from hosts import Hosts, why_not
+
 from trope.data.folder import read_meta
 from trope.data.protocols import Protocol
-from trope.runs import BEST, CHECKPOINTS, LOG, WEIGHTS
+from trope.runs import BEST, LOG, WEIGHTS
 
 pytestmark = pytest.mark.ranks
-EPOCHS, PATIENCE = 10, 300
+EPOCHS = 10
 # The last epoch's model is the best one, so that all epochs are in the weights that are compared.
 SETTINGS = (*SIZE, f"train.epochs={EPOCHS}", f"train.eval_every={EPOCHS}", "train.parts=4")
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,44 +59,16 @@ def training(data: Path, run: Path) -> list[str]:
             "--device", "cpu", "--no-progress", *chosen]  # fmt: skip
 
 
-class Cluster:
-    """`torchrun` on several machines, as docs/scale.md has it: the same command on every machine."""
+def cluster_of(nodes: str, per_node: int, data: Path, run: Path) -> Cluster:
+    return Cluster(nodes, per_node, training(data, run), run)
 
-    def __init__(self, nodes: str, per_node: int, data: Path, run: Path) -> None:
-        self.run, self.output = run, run.with_name("output")
-        self.command = [
-            sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={per_node}",
-            "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-endpoint=machine1:29400", "--rdzv-id=one-name",
-            *training(data, run),
-        ]  # fmt: skip
 
-    def start(self, host: Host, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        with self.output.open("a") as output:
-            return host.start(self.command, output, {**ENV, **(env or {})})
-
-    def wait_for_epoch(self, number: int) -> None:
-        def is_there() -> bool:
-            return any(int(path.name[5:9]) >= number for path in self.run.glob(f"{CHECKPOINTS}/epoch*"))
-
-        self._wait_until(is_there)
-
-    def ends(self, jobs: list[subprocess.Popen[str]]) -> list[int]:
-        """The exit codes of commands, once all have ended."""
-        self._wait_until(lambda: all(job.poll() is not None for job in jobs))
-        return [job.wait() for job in jobs]
-
-    def _wait_until(self, condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < until, self.output.read_text()
-            time.sleep(0.02)
-
-    def check_equal(self, one: Path) -> None:
-        """To the bit: the losses of all epochs, the weights and the test."""
-        assert losses(self.run) == losses(one) and len(losses(one)) == EPOCHS
-        found, wanted = (load_file(each / BEST / WEIGHTS) for each in (self.run, one))
-        assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)
-        assert scores_of(self.run) == scores_of(one)
+def check_equal(run: Path, one: Path) -> None:
+    """To the bit: the losses of all epochs, the weights and the test."""
+    assert losses(run) == losses(one) and len(losses(one)) == EPOCHS
+    found, wanted = (load_file(each / BEST / WEIGHTS) for each in (run, one))
+    assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)
+    assert scores_of(run) == scores_of(one)
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -107,79 +80,63 @@ def scores_of(run: Path) -> dict[str, float]:
     return json.loads((run / "metrics.json").read_text())["test"]
 
 
-@contextmanager
-def running(hosts: int, cluster: Cluster) -> Iterator[tuple[list[Host], list[subprocess.Popen[str]]]]:
-    """A training on so many machines, in the middle."""
-    with Hosts(hosts, cluster.run.parent) as machines:
-        jobs = [cluster.start(host) for host in machines]
-        cluster.wait_for_epoch(2)
-        yield machines, jobs
-
-
-def lose(machines: list[Host], machine: Host, is_cut: bool) -> None:
-    """Kill a machine, or cut its cable. The cable says nothing: TCP gives up after about half a minute of retries."""
-    for each in machines:
-        each.configure("net/ipv4/tcp_retries2", 6)
-    if is_cut:
-        machine.cut()
-    else:
-        machine.kill()
-
-
 @pytest.mark.parametrize(("nodes", "per_node"), [(2, 2), (4, 1)])
 def test_machines_train_what_one_process_trains(
     data: Path, undisturbed: Path, tmp_path: Path, nodes: int, per_node: int
 ) -> None:
-    cluster = Cluster(str(nodes), per_node, data, tmp_path / "run")
+    cluster = cluster_of(str(nodes), per_node, data, tmp_path / "run")
     with running(nodes, cluster) as (_, jobs):
-        assert cluster.ends(jobs) == [0] * nodes, cluster.output.read_text()
-    cluster.check_equal(undisturbed)
+        assert cluster.ends(jobs) == [0] * nodes, cluster.said()
+    check_equal(cluster.run, undisturbed)
 
 
 def test_a_machine_that_died_comes_back(data: Path, undisturbed: Path, tmp_path: Path) -> None:
     """With a fixed number of machines the others wait for it, and start again with it."""
-    cluster = Cluster("2", 2, data, tmp_path / "run")
+    cluster = cluster_of("2", 2, data, tmp_path / "run")
     with running(2, cluster) as (machines, jobs):
         machines[1].kill()
         jobs[1] = cluster.start(machines[1])
-        assert cluster.ends(jobs) == [0, 0], cluster.output.read_text()
-    cluster.check_equal(undisturbed)
+        assert cluster.ends(jobs) == [0, 0], cluster.said()
+    check_equal(cluster.run, undisturbed)
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["killed", "cut"])
 def test_the_others_go_on_without_a_machine(data: Path, undisturbed: Path, tmp_path: Path, is_cut: bool) -> None:
     """With a range of machines."""
-    cluster = Cluster("1:2", 2, data, tmp_path / "run")
+    cluster = cluster_of("1:2", 2, data, tmp_path / "run")
     with running(2, cluster) as (machines, jobs):
         lose(machines, machines[1], is_cut)
-        assert cluster.ends(jobs)[0] == 0, cluster.output.read_text()
-    assert "trope: another process was lost: " in cluster.output.read_text()
-    cluster.check_equal(undisturbed)
+        assert cluster.ends(jobs)[0] == 0, cluster.said()
+    assert "trope: another process was lost: " in cluster.said()
+    check_equal(cluster.run, undisturbed)
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["killed", "cut"])
 def test_without_the_first_machine_the_others_end(data: Path, undisturbed: Path, tmp_path: Path, is_cut: bool) -> None:
     """The rendezvous is lost with it. The others start again with another first machine, whatever the old one does."""
-    cluster = Cluster("1:2", 2, data, tmp_path / "run")
+    cluster = cluster_of("1:2", 2, data, tmp_path / "run")
     with running(2, cluster) as (machines, jobs):
         lose(machines, machines[0], is_cut)
         assert cluster.ends(jobs[1:]) != [0]
-        cluster.command = [word.replace("machine1", "machine2") for word in cluster.command]
-        assert cluster.ends([cluster.start(machines[1])]) == [0], cluster.output.read_text()
-    cluster.check_equal(undisturbed)
+        cluster.first = "machine2"
+        assert cluster.ends([cluster.start(machines[1])]) == [0], cluster.said()
+    check_equal(cluster.run, undisturbed)
 
 
 def test_a_name_at_a_loopback_address_needs_an_interface(data: Path, undisturbed: Path, tmp_path: Path) -> None:
-    """The command says so in one line."""
-    cluster = Cluster("2", 2, data, tmp_path / "run")
-    cluster.command.remove("--max-restarts=3")
+    """The machine that cannot reach the other one says so in one line."""
+    cluster = cluster_of("2", 2, data, tmp_path / "run")
     with Hosts(2, tmp_path, has_own_name=False) as machines:
-        assert 0 not in cluster.ends([cluster.start(host) for host in machines])
-        (line, *_) = [row for row in cluster.output.read_text().splitlines() if "trope: processes cannot" in row]
+        for host in machines:
+            cluster.start(host)
+        cluster.wait_until(lambda: "trope: processes cannot reach each other" in cluster.said())
+        (line, *_) = [row for row in cluster.said().splitlines() if "trope: processes cannot" in row]
         assert "127.0.1.1" in line and "GLOO_SOCKET_IFNAME" in line
+        for host in machines:  # the other machine may wait for half an hour, which is gloo's patience
+            host.kill()
         named = {"GLOO_SOCKET_IFNAME": "eth0"}
-        assert cluster.ends([cluster.start(host, named) for host in machines]) == [0, 0], cluster.output.read_text()
-    cluster.check_equal(undisturbed)
+        assert cluster.ends([cluster.start(host, named) for host in machines]) == [0, 0], cluster.said()
+    check_equal(cluster.run, undisturbed)
 
 
 def spark_home() -> Path:
