@@ -143,6 +143,7 @@ def test_nothing_dropped_is_said_too(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", random_log(4_000, users=200))
     said = " ".join(run(log, "--out", tmp_path / "out").split())
     assert "dropped nothing kept 200 users" in said
+    assert said.endswith(f"or `trope train {tmp_path / 'out'} --out runs/NAME`")
     assert "too few" not in said
 
 

@@ -288,6 +288,7 @@ def test_a_signal_saves_and_exits_with_its_code(
     monkeypatch.undo()
     result = CliRunner().invoke(app, [*arguments, "--resume"])  # the run knows its own config
     assert result.exit_code == 0, result.output
+    assert f"next: `trope evaluate {tmp_path / 'run'}`" in result.output
     assert weights(tmp_path / "run") == weights(undisturbed)
 
 
