@@ -133,7 +133,7 @@ def draw(batch: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     return times // DAY % 7, times
 
 
-def train(steps: int = 300) -> tuple[list[float], LlamaTRoPEForCausalLM]:
+def train(steps: int = 600) -> tuple[list[float], LlamaTRoPEForCausalLM]:
     """Losses while learning to predict the next purchase."""
     torch.manual_seed(0)
     rng = torch.Generator().manual_seed(0)

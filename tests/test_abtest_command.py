@@ -76,8 +76,10 @@ def test_a_mistake_is_one_line(
     assert command(monkeypatch, *words, "--control", "b") == 2
     assert command(monkeypatch, *words, "--always", "--looks", 3, "--horizon", 9) == 2
     assert command(monkeypatch, *words, "--engine", "sqlite") == 2
+    assert command(monkeypatch, *words[:2], exposures.parent, *words[3:]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3 and all(line.startswith("trope: ") for line in lines)
+    assert len(lines) == 4 and all(line.startswith("trope: ") for line in lines)
+    assert f"did you mean {exposures}?" in lines[-1]
 
 
 def test_before_the_first_look_and_without_lifts(

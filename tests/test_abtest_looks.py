@@ -58,6 +58,14 @@ def test_the_result_is_that_of_the_horizon(tmp_path: Path) -> None:
     assert "before Holm" in text
 
 
+def test_a_test_of_one_day_has_one_day(tmp_path: Path) -> None:
+    found = run(tmp_path, until(experiment(users=600), START + DAY))
+    with style():
+        days = draw(found, "one day")[1]
+    assert all(tick == round(tick) for axes in days.figure.axes for tick in axes.get_xticks())
+    assert "1 day from" in str(to_page(found, judge(found)))
+
+
 def test_a_forest_of_many_segments_keeps_a_readable_height(tmp_path: Path) -> None:
     file = tmp_path / "segments.csv"
     names = [f"s{number}" for number in range(4)]

@@ -22,7 +22,10 @@ def rope(**options: object) -> TRoPE:
         (TIMES.float(), r"int64 Unix seconds .* got torch.float32; keep times as integers"),
         (TIMES.to(torch.bfloat16), r"got torch.bfloat16"),
         (TIMES.tolist(), r"must be a tensor of Unix seconds, got list"),
-        (TIMES * 1_000, r"got 1500000200000, which looks like milliseconds \(2017-07-14\); divide by 1e\+03"),
+        (
+            TIMES * 1_000,
+            r"got 1500000200000, which looks like milliseconds \(2017-07-14\); integer-divide by 1,000 \(//\)",
+        ),
         (TIMES * 1_000_000, r"looks like microseconds"),
         (TIMES * 1_000_000_000, r"looks like nanoseconds"),
         (TIMES * 5, r"must lie before 2101, got 7500001000"),
@@ -68,6 +71,8 @@ def test_queries_and_keys(encoding: type, q: torch.Tensor, k: torch.Tensor, mess
         ({"lengths": torch.tensor([4])}, r"between 0 and L = 3, got 4 to 4; cut the histories"),
         ({"lengths": torch.tensor([-1])}, r"between 0 and L = 3, got -1"),
         ({"lengths": torch.tensor([1, 2])}, r"lengths must be integers \[1\], got shape \(2,\)"),
+        ({"lengths": [2]}, r"lengths must be a tensor of integers, got list; use torch.as_tensor"),
+        ({"lengths": torch.tensor([2]).numpy()}, r"lengths must be a tensor of integers, got ndarray"),
         ({"lengths": torch.tensor([2.0])}, r"lengths must be integers \[1\], got .* torch.float32"),
         ({"t_now": torch.tensor([1_500_000_199])}, r"must not lie before the last event, got 1500000199 < 1500000200"),
         ({"t_now": torch.tensor([1_600_000_000_000])}, r"t_now must be Unix seconds, .* milliseconds"),
@@ -96,6 +101,11 @@ def test_ends_of_sequences(arguments: dict, message: str) -> None:
 def test_offsets(offsets: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rope()(Q[0], Q[0], TIMES[0], offsets=torch.tensor(offsets))
+
+
+def test_offsets_are_a_tensor() -> None:
+    with pytest.raises(ValueError, match="offsets must be a tensor of integers, got list"):
+        rope()(Q[0], Q[0], TIMES[0], offsets=[0, 3])
 
 
 def test_lengths_and_offsets_exclude_each_other() -> None:

@@ -81,6 +81,14 @@ def test_a_first_line_that_is_an_event(tmp_path: Path, columns: dict[str, str]) 
         prepared(tmp_path / "u.tsv", tmp_path / "out", **columns)
 
 
+def test_a_first_line_that_may_be_an_event(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("u259,255,874724710\nu259,286,874724727\n")
+    with pytest.raises(
+        ValueError, match=r"it has u259, 255, 874724710: .*; if that line is data, add a header such as"
+    ):
+        prepared(tmp_path / "log.csv", tmp_path / "out")
+
+
 def test_numbers_from_0_on_are_a_header(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", ROWS)
     log.write_text(log.read_text().replace("user,item,timestamp", "0,1,2", 1))

@@ -143,7 +143,14 @@ def test_nothing_dropped_is_said_too(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", random_log(4_000, users=200))
     said = " ".join(run(log, "--out", tmp_path / "out").split())
     assert "dropped nothing kept 200 users" in said
+    assert said.endswith(f"or `trope train {tmp_path / 'out'} --out runs/NAME`")
     assert "too few" not in said
+
+
+def test_few_users_are_not_blamed_on_a_core_that_dropped_one(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [*random_log(4_000, users=199), (1_000, 1, 1_500_000_000)])
+    said = " ".join(run(log, "--out", tmp_path / "out").split())
+    assert "200 users became 199" in said and "too few" in said and "--min-user 1" not in said
 
 
 @pytest.mark.parametrize(("protocol", "hint"), [("loo-strict", "A larger log"), ("holdout", "a longer --window")])
@@ -227,6 +234,22 @@ def test_events_of_a_clock_that_was_ahead_are_named(tmp_path: Path, shards: tupl
     assert until is not None
     said = run(path, "--out", tmp_path / "cut", *shards, "--until", until[1])
     assert "later than now" not in said
+
+
+def test_times_in_minutes_are_noticed(tmp_path: Path) -> None:
+    log = [(user, item, when // 60) for user, item, when in random_log()]
+    said = run(write_parquet(tmp_path / "log.parquet", log), "--out", tmp_path / "out")
+    assert "All events lie in 1970 when their times are read as seconds." in said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(("--memory", "lots"), "refused --memory lots: "), (("--threads", "-3"), "refused --threads -3: ")],
+)
+def test_what_duckdb_refuses_is_what_was_given(tmp_path: Path, given: tuple[str, str], said: str) -> None:
+    log = write_csv(tmp_path / "log.csv", random_log())
+    result = CliRunner().invoke(app, ["prepare", str(log), "--out", str(tmp_path / "out"), *given])
+    assert said in str(result.exception)
 
 
 def test_a_log_of_which_most_is_later_than_now_is_a_plan(tmp_path: Path) -> None:

@@ -137,6 +137,19 @@ def test_the_command_skips_what_is_done(shop: Sequences, tmp_path: Path, monkeyp
     assert (tmp_path / "season.png").is_file()
 
 
+def test_what_is_typed_next_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make demo` installs into .venv, which a shell does not search."""
+    own = tmp_path / ".venv" / "bin" / "trope"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo.sys, "executable", str(own.with_name("python")))
+    monkeypatch.setattr(demo.shutil, "which", lambda name: None)
+    assert demo.command() == ".venv/bin/trope"
+    monkeypatch.setattr(demo.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert demo.command() == "trope"
+
+
 def test_curves_are_relative_to_their_mean() -> None:
     assert demo_figure._relative(np.array([1.0, 3.0])).tolist() == [0.5, 1.5]
     assert demo_figure._relative(np.zeros(2)).tolist() == [0.0, 0.0]

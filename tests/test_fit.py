@@ -164,6 +164,9 @@ def test_the_command_says_what_to_expect_and_the_run_serves(data: Sequences, run
     assert code == 0, said
     code, said = invoke("evaluate", out, "--device", "cpu")
     assert code == 2 and "nothing to test" in said and str(run) in said
+    code, said = invoke("fit", data.path, "--like", run, "--out", out, "--device", "cpu")
+    assert code == 2 and "is not empty" in said
+    assert "every event" not in said, "a folder that is taken is refused before anything is promised"
 
 
 def test_a_fit_like_a_fit_names_the_run_that_measured(data: Sequences, run: Path, fitted: Path, tmp_path: Path) -> None:

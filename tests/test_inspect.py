@@ -254,6 +254,12 @@ def test_the_legend_of_the_calendar_covers_no_bar(shares: tuple[float, float, fl
     assert not covered and figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
 
 
+def test_a_bar_with_a_length_is_not_called_zero() -> None:
+    axes = Figure(layout="constrained").subplots()
+    plots._calendar(SimpleNamespace(signals=[CalendarSignal("day of week", 5.0, 0.0003, 0.0, 0.0)]), axes)
+    assert {text.get_text() for text in axes.texts} == {"<0.1", "0.0"}
+
+
 def test_the_ticks_of_a_small_catalogue_are_numbers() -> None:
     axes = Figure(figsize=(6.4, 3.0), layout="constrained").subplots()
     with style():
@@ -278,6 +284,8 @@ def test_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["inspect", str(tmp_path / "data"), "--html", str(page)])
     assert result.exit_code == 0 and result.stderr == "", result.output  # no bar in a file
     assert page.read_text().startswith("<!doctype html>")
+    folder = CliRunner().invoke(app, ["inspect", str(tmp_path / "data"), "--html", str(tmp_path)])
+    assert "is a folder; name a file" in str(folder.exception) and folder.stdout == ""  # nothing was counted
     missing = CliRunner().invoke(app, ["inspect", str(tmp_path / "nothing")])
     assert isinstance(missing.exception, FileNotFoundError)
     assert "not a prepared dataset" in str(missing.exception)

@@ -40,6 +40,7 @@ from trope.train import stepper
 from trope.train.checkpoint import TrainState
 from trope.train.distributed import Group, process_group
 from trope.train.divergence import Diverged
+from trope.train.log import RunLog
 from trope.train.loop import Interrupted, Trainer, train
 from trope.train.optimizer import make_optimizer
 from trope.train.process import stop_signals
@@ -287,7 +288,17 @@ def test_a_signal_saves_and_exits_with_its_code(
     monkeypatch.undo()
     result = CliRunner().invoke(app, [*arguments, "--resume"])  # the run knows its own config
     assert result.exit_code == 0, result.output
+    assert f"next: `trope evaluate {tmp_path / 'run'}`" in result.output
     assert weights(tmp_path / "run") == weights(undisturbed)
+
+
+def test_a_file_gets_few_frames_of_the_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLog(tmp_path, TrainState(), total=1_000, progress=True) as log:
+        for _ in range(1_000):
+            log.advance(1, 1)
+            time.sleep(0.0005)
+    frames = capsys.readouterr().err.count("\r")
+    assert 1 <= frames <= 3, "the first and the last"
 
 
 def test_a_loss_that_is_not_finite_stops_and_says_where(data: Sequences, tmp_path: Path) -> None:

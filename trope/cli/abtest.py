@@ -14,15 +14,12 @@ if TYPE_CHECKING:
     from trope.online.analysis.verdict import Verdict
 
 abtest = typer.Typer(help="Plan, analyse and rehearse an online experiment.", no_args_is_help=True)
-abtest.command()(simulate)
-
 _COLUMNS = "Columns of the outcomes"
 _LOG = "Columns of the log"
 _LOOKS = "Looking more than once"
 _ENGINE = "Engine"
 
 
-@abtest.command()
 def analyse(
     exposures: Annotated[Path, typer.Argument(help="The folder that `trope serve --exposures` wrote.")],
     outcomes: Annotated[
@@ -161,7 +158,6 @@ def _report(analysis: Analysis, verdict: Verdict, out: Path) -> None:
     )
 
 
-@abtest.command()
 def plan(
     log: Annotated[
         str, typer.Argument(help="A file, folder or glob of Parquet, CSV or JSON lines: visits and purchases.")
@@ -234,3 +230,7 @@ def plan(
         rows = [{name: None if value != value else value for name, value in asdict(row).items()} for row in found.rows]
         content = {**asdict(found), "rows": rows, "environment": environment.describe()}
         write_json(json_file, content)
+
+
+for command in (plan, analyse, simulate):  # the order in which they are used, and in which --help lists them
+    abtest.command()(command)

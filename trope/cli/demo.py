@@ -44,9 +44,9 @@ CAVEATS = """How to read this
   does. The networks were trained on this same year, all but each household's last two baskets.
 - One year cannot tell a season from a product that came or went."""
 NEXT = """What next
-  trope serve {run} --data {data}      # the same model as a service, with a page: drag through the year
-  trope prepare YOUR_LOG.parquet --out data/mine    # user, item, timestamp
-  trope train data/mine --out runs/mine             # chooses sizes for your data and machine, and says why"""
+  {trope} serve {run} --data {data}      # the same model as a service, with a page: drag through the year
+  {trope} prepare YOUR_LOG.parquet --out data/mine    # user, item, timestamp
+  {trope} train data/mine --out runs/mine             # chooses sizes for your data and machine, and says why"""
 SHOWN = 10
 """Recommendations in the table."""
 SWEPT = 50
@@ -84,9 +84,8 @@ def demo(
     show_household(store, recommenders[TIME_AWARE])
     show_year(store, recommenders, out)
     console.print(f"\n{CAVEATS}", markup=False, soft_wrap=True)
-    console.print(
-        f"\n{NEXT.format(run=printable(out / TIME_AWARE), data=printable(data))}", markup=False, soft_wrap=True
-    )
+    said = NEXT.format(trope=printable(command()), run=printable(out / TIME_AWARE), data=printable(data))
+    console.print(f"\n{said}", markup=False, soft_wrap=True)
     console.print(f"\nThe demo took {time.monotonic() - started:,.0f} s.")
 
 
@@ -151,6 +150,15 @@ def trope(*arguments: object) -> None:
     code = subprocess.run([sys.executable, "-m", "trope", *words], check=False).returncode
     if code:
         raise typer.Exit(code)
+
+
+def command() -> str:
+    """What a user types for `trope`: after `make demo` it is in .venv, which the user's shell does not search."""
+    own = Path(sys.executable).with_name("trope")
+    if shutil.which("trope") or not own.is_file():
+        return "trope"
+    here = Path.cwd()
+    return str(own.relative_to(here) if own.is_relative_to(here) else own)
 
 
 def show_result(out: Path) -> None:

@@ -31,11 +31,15 @@ def fit(
     """
     from trope.data.printable import counted
     from trope.data.sequences import Sequences
+    from trope.runs import check_out
     from trope.train.fit import fit as run_fit
     from trope.train.fit import match_items, read_recipe
     from trope.train.results import measured_in, say_measured
 
-    recipe, store = read_recipe(like), Sequences.load(data)
+    recipe = read_recipe(like)
+    if is_first():  # before the data are read; a folder that another process makes is no reason
+        check_out(out, resume)
+    store = Sequences.load(data)
     found, measured = match_items(like, store), measured_in(like)
     if is_first():
         typer.echo(

@@ -17,6 +17,8 @@ def inspect(
     from trope.data.inspect import inspect as measure
     from trope.figures.inspect.terminal import show_report
 
+    if html is not None and html.is_dir():  # before minutes of counting
+        raise IsADirectoryError(f"--html {html} is a folder; name a file")
     report = measure(data, progress=sys.stderr.isatty())
     show_report(report)
     if html is not None:

@@ -117,6 +117,7 @@ def prepare(
         from trope.data.sources.resolve import Request, resolve
     except ModuleNotFoundError as error:
         raise ValueError(f"trope prepare needs {error.name}, which is not installed; install trope[data]") from None
+    from trope.data.printable import printable
     from trope.data.protocols import Protocol
     from trope.data.summary import summarise
     from trope.times import parse_duration, parse_moment
@@ -167,6 +168,7 @@ def prepare(
                 progress=progress,
             )
     summarise(meta, out)
+    typer.echo(f"\nnext: `trope inspect {printable(out)}`, or `trope train {printable(out)} --out runs/NAME`")
 
 
 @contextmanager

@@ -60,6 +60,7 @@ def train(
 
     Ctrl-C and SIGTERM save the run and end with exit code 130 and 143; a loss that is not finite ends with 1.
     """
+    from trope.data.printable import printable
     from trope.data.sequences import Sequences
     from trope.data.stream import Stream, parse_bytes
     from trope.runs import CONFIG, check_out
@@ -86,6 +87,9 @@ def train(
         summary = run_training(store, resolved, out, device, resume, progress, checkpoint_seconds)
         if not progress and is_first():  # with a bar, training has said so
             typer.echo(say_result(summary, resolved.train.criterion, out))
+    if is_first():
+        said = printable(out)
+        typer.echo(f"next: `trope evaluate {said}` sets it beside counting, `trope serve {said}` answers with it")
 
 
 @contextmanager

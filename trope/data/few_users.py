@@ -18,6 +18,8 @@ _MOST_WINDOWS = 1 << 22
 _PIECE = 1 << 22
 # A window below the first share of a typical one is thin; one above the second share is good enough to propose.
 _THIN, _ENOUGH = 1 / 10, 1 / 3
+# A k-core that dropped a smaller share of the users is not why few are left.
+_LOST = 1 / 10
 
 
 def warn_of_few(meta: dict[str, Any], times: Iterable[np.ndarray], core: str) -> str:
@@ -37,7 +39,8 @@ def warn_of_few(meta: dict[str, Any], times: Iterable[np.ndarray], core: str) ->
     )
     lost = meta["dropped"]["core"]
     keep = f"Keep more users with --min-user 1 --min-item 1, without the {core}."
-    advice = [keep] if lost and lost["users"][1] < lost["users"][0] else []
+    before, after = lost["users"] if lost else (0, 0)
+    advice = [keep] if before - after > _LOST * before else []
     if meta["protocol"]["name"] == "holdout":
         moved = _other_cutoff(meta, times)
         advice = [moved] if moved else ["Choose another --cutoff or a longer --window.", *advice]

@@ -19,6 +19,8 @@ from trope.data.protocols import MOSTLY_TIED, say_ties, tied_share
 from trope.runs import say_protocol
 from trope.times import say_iso, say_moment
 
+_1971 = 31_536_000  # Unix seconds
+
 
 def summarise(meta: dict[str, Any], out: Path, console: Console | None = None) -> None:
     """Print what was read, dropped and kept, time span and split, and the paper's counts beside the dataset's own."""
@@ -124,8 +126,13 @@ def _hint_at_ties(meta: dict[str, Any], out: Path) -> str:
 
 
 def _hint_at_clocks(meta: dict[str, Any], out: Path) -> str:
-    """What is wrong with a few events later than now; a log of which most are later may be a plan or a game."""
+    """What is wrong with times in 1970, or a few events later than now; one of mostly later events may be a plan."""
     now = int(time.time())
+    if meta["time_span"]["all"][1] < _1971:  # minutes, hours or days since 1970, until the year 2029
+        return (
+            "All events lie in 1970 when their times are read as seconds. Do they count minutes, hours or days? "
+            "Multiply them to seconds in the log, or give --time-unit if it is s, ms, us or ns."
+        )
     if meta["time_span"]["all"][1] <= now:
         return ""
     late = sum(int((times > now).sum()) for times, _ in _events(meta, out))

@@ -50,7 +50,8 @@ def check_whole(name: str, value: SupportsIndex) -> int:
 def check_span(span: Iterable[float]) -> tuple[int, int]:
     """The first and last time of the data, as whole seconds, last after first."""
     ends = list(span) if isinstance(span, Iterable) else []
-    if len(ends) != 2 or not all(math.isfinite(end) for end in ends):
+    is_numbers = len(ends) == 2 and all(hasattr(end, "__float__") for end in ends)  # not text, not None
+    if not is_numbers or not all(math.isfinite(end) for end in ends):
         raise ValueError(f"time_span must be two whole Unix seconds, got {span!r}; drop events without a time")
     first, last = int(ends[0]), int(ends[1])
     if first >= last:
@@ -112,6 +113,9 @@ def _check_layout(q: Tensor, k: Tensor, times: Tensor) -> None:
 def check_events(times: Tensor, lengths: Tensor | None, offsets: Tensor | None, t_now: Tensor | None) -> None:
     """Shapes and dtypes of times and of what marks where sequences end."""
     check_time_dtype(times)
+    for name, ends in (("lengths", lengths), ("offsets", offsets)):
+        if ends is not None and not isinstance(ends, Tensor):
+            raise ValueError(f"{name} must be a tensor of integers, got {type(ends).__name__}; use torch.as_tensor")
     if lengths is not None and offsets is not None:
         raise ValueError("give lengths (padded batches) or offsets (jagged ones), got both")
     if offsets is None and times.dim() != 2:
@@ -189,7 +193,7 @@ def check_time_values(times: Tensor, valid: Tensor | None = None, name: str = "t
         if bound < high <= LATEST_TIME * scale:
             raise ValueError(
                 f"{name} must be Unix seconds, got {high}, which looks like {unit} "
-                f"({datetime.fromtimestamp(high / scale, UTC):%Y-%m-%d}); divide by {scale:.0e} as integers"
+                f"({datetime.fromtimestamp(high / scale, UTC):%Y-%m-%d}); integer-divide by {scale:,.0f} (//)"
             )
     if high > LATEST_TIME:
         raise ValueError(f"{name} must lie before 2101, got {high}; check the unit and the source's clock")

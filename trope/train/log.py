@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import types
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,6 +12,9 @@ from tqdm.auto import tqdm
 
 from trope.runs import LOG, TENSORBOARD, log_row, write_text
 from trope.train.checkpoint import TrainState
+
+FILE_SECONDS = 60.0
+"""Seconds between two frames of the bar where it is written to a file."""
 
 
 class RunLog:
@@ -34,7 +38,9 @@ class RunLog:
             self._file = path.open("a", encoding="utf-8")
             self._board = _tensorboard(run / TENSORBOARD, state.step)
         hidden = not (progress and active)
-        self._bar = tqdm(total=total, initial=state.step, disable=hidden, unit="it", dynamic_ncols=True)
+        # A file keeps every frame of a bar; tqdm's monitor would force one after `maxinterval`.
+        often = {} if sys.stderr.isatty() else {"mininterval": FILE_SECONDS, "maxinterval": FILE_SECONDS}
+        self._bar = tqdm(total=total, initial=state.step, disable=hidden, unit="it", dynamic_ncols=True, **often)
         self._shown: dict[str, str] = {}
         if state.best is not None:
             self.show(best=f"{state.best:.4f}")

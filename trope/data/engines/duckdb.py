@@ -58,7 +58,9 @@ class DuckDB:
                 self._run(f"SET threads = {int(threads)}")
         except duckdb.Error as error:
             self.close()
-            raise ValueError(f"DuckDB refused --threads {threads} or --memory {memory}: {error}") from None
+            given = {"--threads": threads, "--memory": memory}
+            said = " or ".join(f"{option} {value}" for option, value in given.items() if value is not None)
+            raise ValueError(f"DuckDB refused {said}: {error}") from None
 
     def close(self) -> None:
         self._connection.disconnect()

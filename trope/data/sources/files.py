@@ -163,4 +163,7 @@ def _other_case(column: str, role: str, fields: tuple[str, ...]) -> str:
         shown = " and ".join(map(repr, similar))
         return f"it has {shown}, and {counts}: pass --{role}-col {shlex.quote(similar[0])}"
     shown = ", ".join(field or "(empty)" for field in fields)
-    return f"it has {shown}: name it with --{role}-col"
+    said = f"it has {shown}: name it with --{role}-col"
+    if any(len(field) > 8 and _NUMBER.fullmatch(field) for field in fields):  # a time is no name
+        said += "; if that line is data, add a header such as user,item,timestamp above it"
+    return said

@@ -72,7 +72,7 @@ def _calendar(report: Report, axes: Axes) -> None:
         (0.18, "explained, drift included", PALE, "", [100 * signal.explained for signal in report.signals]),
     ):
         bars = axes.barh(at + offset, values, 0.34, color=colour, label=label)
-        told = [f"{value:.1f}" for value in values]
+        told = ["<0.1" if 0 < value < 0.05 else f"{value:.1f}" for value in values]  # as `percent` of the summary
         # Where the log cannot tell there is no bar, and the words stand in its place, once.
         words = [text if signal.is_told else unknown for text, signal in zip(told, report.signals, strict=True)]
         axes.bar_label(bars, words, padding=3)

@@ -52,7 +52,9 @@ def read_experiment(folder: Path, control: str | None = None) -> Experiment:
     try:
         content = parse_json(path.read_bytes())
     except FileNotFoundError:
-        raise FileNotFoundError(f"{folder} has no {RECORD}; is it a folder of exposures?") from None
+        inside = sorted(file.parent for file in folder.glob(f"*/{RECORD}"))
+        hint = f"did you mean {inside[0]}?" if inside else "is it a folder of exposures?"
+        raise FileNotFoundError(f"{folder} has no {RECORD}; {hint}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}; copy it again from the server") from None
     found = content if isinstance(content, dict) else {}

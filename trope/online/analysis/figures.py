@@ -86,6 +86,8 @@ def _days(analysis: Analysis) -> Drawn:
     panels = {label: found for label, found in panels.items() if found}
     if not panels:
         return unavailable("days", "Lift over days", "The plan's first look is still to come.")
+    from matplotlib.ticker import MaxNLocator
+
     rows = -(-len(panels) // 2)
     figure = page(1.2 + 2.6 * rows)
     grid = figure.subplots(rows, min(2, len(panels)), squeeze=False)
@@ -97,6 +99,7 @@ def _days(analysis: Analysis) -> Drawn:
         axes.axhline(0, color=INK, lw=1)
         axes.set_title(label)
         axes.set_ylabel("lift (%)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
         axes.set_xlabel(f"days since {say_day(analysis.experiment.started)}")
     for axes in list(grid.flat)[len(panels) :]:
         axes.axis("off")

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trope import environment
-from trope.data.printable import printable
+from trope.data.printable import counted, printable
 from trope.experiments.report.html import show_section
 from trope.experiments.report.markdown import to_markdown as page_to_markdown
 from trope.experiments.report.page import Cell, Grid, Page, Section
@@ -206,7 +206,7 @@ def _facts(analysis: Analysis) -> list[tuple[str, str]]:
     else:
         cuped = "not used: no outcome precedes the experiment"
     return [
-        ("Time", f"{analysis.last_day + 1} days from {say_minute(experiment.started)}"),
+        ("Time", f"{counted(analysis.last_day + 1, 'day')} from {say_minute(experiment.started)}"),
         ("Users", users),
         ("Models", models),
         (
