@@ -333,6 +333,14 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is(holdout: Sequences, run: 
     assert contents(run) == before
 
 
+def test_the_parts_without_a_bar_are_named(
+    holdout: Sequences, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(holdout, tiny("train.epochs=1", "train.refit=true", model="trope"), tmp_path / "run", "cpu")
+    parts = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert parts == ["pulse", "refit", "test", "best epoch 1 of 1"]
+
+
 @pytest.mark.parametrize("refit", ["true", "false"])
 def test_a_run_killed_before_or_after_the_fit_ends_the_same(
     holdout: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refit: str

@@ -95,6 +95,11 @@ def train(
         RunLock() as lock,
     ):
         run, config = Path(out), config.resolved
+
+        def say(line: str) -> None:  # the parts that have no bar take minutes on large data
+            if progress and group.is_first:
+                tqdm.write(line)
+
         if isinstance(data, Stream):
             check_streamed(data, config)
         if config.model.pulse and data.validates_on_test:
@@ -104,6 +109,7 @@ def train(
         trainer.run(stop, checkpoint_seconds, progress)
         chosen, seconds = trainer.state, trainer.state.seconds
         if config.model.pulse:
+            say("pulse: fitting its weights to the validation events")
             trainer.fit_pulse()
             trainer.leave_if_asked(stop)
         trainer.choose_counting()
@@ -111,8 +117,7 @@ def train(
         del trainer  # its data, graphs and moments
         if all_data is not None:
             factors = chosen.factors[: chosen.best_epoch]
-            if progress and group.is_first:
-                tqdm.write(f"refit: {counted(chosen.best_epoch, 'epoch')}, as validation chose, with its events too")
+            say(f"refit: {counted(chosen.best_epoch, 'epoch')}, as validation chose, with its events too")
             if isinstance(all_data, Stream) and chosen.cursor is not None:
                 all_data = all_data.in_blocks_of(Cursor(*chosen.cursor).window)  # however much memory there is now
             trainer = Trainer(all_data, config, run / REFIT, group, True, factors)
@@ -121,6 +126,7 @@ def train(
             trainer.publish(run)
             seconds += trainer.state.seconds
             del trainer
+        say("test: ranking the whole catalogue")
         # By one process alone: each one would take the whole model for it, beside what the others on its machine take.
         summary = group.first_does("test", lambda: score_test(data, config, run, group.device, chosen, seconds))
         if progress and group.is_first:
