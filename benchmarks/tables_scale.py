@@ -1,5 +1,5 @@
 """The tables of docs/scale.md: the estimates of `trope.bench.scale` over measured steps, and what benchmarks/ranks.py
-measured; `tables.py` writes them."""
+and others measured; `tables.py` writes them."""
 
 from __future__ import annotations
 
@@ -91,6 +91,21 @@ def ranks_killed(key: str) -> str:
     return markdown(header, lines)
 
 
+def lost_machines() -> str:
+    """Trainings on four machines of which some were lost, against one process."""
+    found = json.loads((ROOT / "results" / "lost-machines.json").read_text())["rows"]
+    lines = [
+        [row["case"], f"`{row['nodes']}`", str(row["parts"]), f"{row['seconds_to_go_on']:,.0f}",
+         *(f"{row[what]:.1e}" if row[what] else "0" for what in
+           ("epoch_loss_difference", "difference_of_all_weights")),
+         "yes" if row["same_test_metrics"] else "no"]
+        for row in found
+    ]  # fmt: skip
+    header = ["of four machines", "`--nnodes`", "`train.parts`", "seconds until two more epochs", "losses", "weights",
+              "same test metrics"]  # fmt: skip
+    return markdown(header, lines)
+
+
 def prepared() -> str:
     """Generated logs prepared as shards under a limit on memory."""
     lines = []
@@ -114,6 +129,7 @@ SCALE = {
     "ranks-parts": ranks_parts,
     "ranks-killed": lambda: ranks_killed("killed"),
     "ranks-killed-parts": lambda: ranks_killed("killed_parts"),
+    "lost-machines": lost_machines,
     "prepared": prepared,
 }
 
