@@ -137,14 +137,15 @@ def train(path: Path, how: str, memory: int, steps: int, out: Path) -> None:
         for step in range(steps + WARM_UP):
             if step == WARM_UP:
                 started, cpu, tokens = time.perf_counter(), time.process_time(), 0
-            losses.append(stepper(0, step, step)[0])
+            # Not the tensor: thousands of small ones, each among large ones that go, would keep the heap from shrinking.
+            losses.append(float(stepper(0, step, step)[0]))
             tokens += int(feed.rows(0, step)[2].sum())
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     feed.close()
     found = {
         "tokens": tokens, "seconds": seconds, "cpu_s": cpu, "shards_in_a_block": window,
         "blocks": 1 + (steps + WARM_UP) * settings.train.batch * len(counts) // (sum(counts) * window),
-        "losses": [float(loss) for loss in losses],
+        "losses": losses,
     }  # fmt: skip
     out.write_text(json.dumps(found))
 
@@ -215,7 +216,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="a folder on a disk with room for the data")
     parser.add_argument("--limit", default="768MB", help="of the whole streaming process")
     parser.add_argument("--memory", default="192MB", help="of the stream")
-    parser.add_argument("--steps", type=int, default=1_500)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the computation")
     parser.add_argument("--result", type=Path, help="the JSON file to write")
