@@ -137,7 +137,7 @@ def train(path: Path, how: str, memory: int, steps: int, out: Path) -> None:
         for step in range(steps + WARM_UP):
             if step == WARM_UP:
                 started, cpu, tokens = time.perf_counter(), time.process_time(), 0
-            # Not the tensor: thousands of small ones, each among large ones that go, would keep the heap from shrinking.
+            # Not the tensor: thousands of small ones, each among large ones that go, keep the heap from shrinking.
             losses.append(float(stepper(0, step, step)[0]))
             tokens += int(feed.rows(0, step)[2].sum())
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu

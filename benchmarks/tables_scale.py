@@ -115,10 +115,10 @@ def prepared() -> str:
             [f"{found['rows'] / 1e6:,.0f}", f"{found['kept']['users'] / 1e6:,.1f}", str(found["shards"]),
              f"{found['wall_s'] / 60:.1f}", f"{found['cpu_s'] / 60:.1f}", f"{found['limit_gib']:g}",
              f"{found['peak_resident_gib']:.2f}", f"{found['most_disk_bytes'] / 1e9:.0f}",
-             f"{found['load_before']:.1f}"]
+             f"{found['load_before']:.1f}", found["environment"]["commit"][:7]]
         )  # fmt: skip
     header = ["M events", "M users", "shards", "minutes", "CPU minutes", "limit GiB", "peak GiB", "disk GB, at most",
-              "load before"]  # fmt: skip
+              "load before", "commit"]  # fmt: skip
     return markdown(header, lines)
 
 
