@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE
 from streams import ALONE, CPU, MUCH, BlockFeed, memory_for, same_work
+from torch.utils._python_dispatch import TorchDispatchMode
 from training import SIZE, one_thread, tiny, weights
 from typer.testing import CliRunner
 
@@ -214,18 +215,18 @@ def test_processes_share_the_rows_of_one_batch(path: Path) -> None:
 
 def test_at_most_two_blocks_are_in_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted as they live and die: in training, between epochs, and in a pass over all users."""
-    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    alive: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
     peak, lock = [0], threading.Lock()
-    read = Stream.read
+    load = Stream.load
 
     def watched(self: Stream, *args, **options):
-        block = read(self, *args, **options)
+        loaded = load(self, *args, **options)
         with lock:
-            alive.update(block.roomy._tensors.values())
-            peak[0] = max(peak[0], sum(tensor.numel() * tensor.element_size() for tensor in list(alive)))
-        return block
+            alive.update({id(array): array for array in loaded.arrays.values()})
+            peak[0] = max(peak[0], sum(array.nbytes for array in list(alive.values())))
+        return loaded
 
-    monkeypatch.setattr(Stream, "read", watched)
+    monkeypatch.setattr(Stream, "load", watched)
     config = tiny("train.batch=5")
     memory = memory_for(path, 2, config)
     peak[0] = 0
@@ -349,21 +350,56 @@ def test_the_command_streams(path: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_ahead_is_made_once_and_errors_arrive() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_ahead_is_made_once_and_errors_arrive(device: str) -> None:
+    """On a CPU the thread only reads; where a GPU has the work it finishes too."""
     made: list[int] = []
+    finished: list[threading.Thread] = []
 
-    def make(key: int) -> int:
+    def read(key: int) -> int:
         made.append(key)
         if key == 3:
             raise ValueError("three")
         return 10 * key
 
-    ahead: Ahead[int, int] = Ahead(make)
-    with ahead:
+    def finish(key: int, found: int) -> int:
+        finished.append(threading.current_thread())
+        return key + found
+
+    with Ahead(read, finish, torch.device(device)) as ahead:
         ahead.start(1)
-        assert ahead.take(1) == 10 and made == [1]
+        assert ahead.take(1) == 11 and made == [1]
+        assert (finished[0] is threading.main_thread()) == (device == "cpu")
         ahead.start(2)
-        assert ahead.take(5) == 50, "another one than was started"
+        assert ahead.take(5) == 55, "another one than was started"
         ahead.start(3)
         with pytest.raises(ValueError, match="three"):
             ahead.take(3)
+
+
+def test_the_thread_that_reads_ahead_runs_no_torch_operation(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One would start a second team of OpenMP threads, and every later operation would wake sleeping ones."""
+
+    class Refuse(TorchDispatchMode):  # of this thread alone
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            raise AssertionError(f"{func} ran on the thread")
+
+    begin, begun = Ahead._begin, []
+
+    def watched(self: Ahead, key):
+        assert threading.current_thread() is not threading.main_thread()
+        begun.append(key)
+        with Refuse():
+            return begin(self, key)
+
+    monkeypatch.setattr(Ahead, "_begin", watched)
+    config = tiny("train.batch=5", "model.predicts=next-moment")
+    stream = Stream.open(path, memory_for(path, 2, config)).with_own_validation().with_validation()
+    feed = StreamFeed(stream, config, ALONE)
+    for step in range(2 * feed.steps):
+        feed(*divmod(step, feed.steps), step)
+    feed.close()
+    in_training = len(begun)
+    assert in_training >= 2
+    assert sum(stream.in_blocks_of(2).over_blocks(lambda user, block: block.num_users)) == 40
+    assert len(begun) == in_training + 2

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
+from collections import deque
 from pathlib import Path
 
+import numpy as np
 import pytest
 from data_logs import START, loose, prepared, random_log, write_parquet
 from hypothesis import given
@@ -17,9 +20,10 @@ from training import one_thread, tiny
 
 from trope.data import folder
 from trope.data.by_time import _Run
-from trope.data.folder import shard_folder
+from trope.data.folder import META, shard_folder
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream, parse_bytes, say_bytes
+from trope.data.writer import write_meta
 from trope.train.checkpoint import written_into
 from trope.train.streamed import StreamFeed
 
@@ -44,13 +48,13 @@ def test_blocks_without_windows_are_not_read(tmp_path: Path, monkeypatch: pytest
     memory = BlockFeed(Sequences.load(path), config, feed)
     assert [count > 0 for count in feed.counts] == [True] * 2 + [False] * 4 and feed.window == 1
     numbers: list[int] = []
-    read = Stream.read
+    load = Stream.load
 
     def watched(self: Stream, shards, *args, **options):
         numbers.extend(shards)
-        return read(self, shards, *args, **options)
+        return load(self, shards, *args, **options)
 
-    monkeypatch.setattr(Stream, "read", watched)
+    monkeypatch.setattr(Stream, "load", watched)
     for epoch in range(6):
         for index in range(feed.steps):
             assert same_work(feed(epoch, index, index), memory(epoch, index, index)), (epoch, index)
@@ -61,14 +65,54 @@ def test_blocks_without_windows_are_not_read(tmp_path: Path, monkeypatch: pytest
 
 def test_a_damaged_shard_is_refused_when_it_is_read(path: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(path, tmp_path / "copy"))
-    file = shard_folder(copy, 3) / "items.npy"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    flip_last_byte(shard_folder(copy, 3) / "items.npy")
     stream = Stream.open(copy, memory_for(path, 1, tiny()))
     stream.read([2])
     with pytest.raises(ValueError, match=r"00003/items.npy does not match its checksum"):
         list(stream.over_blocks(lambda user, block: None))
+
+
+def test_events_are_checked_when_they_are_read_and_users_before(path: Path, tmp_path: Path) -> None:
+    """Counting windows reads no events: at the paper's size they are 72 GB, and every restart counts."""
+    config, hashed = tiny(), []
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    stream = Stream.open(copy, memory_for(path, 2, config))
+    with pytest.MonkeyPatch.context() as patch:
+        whole = folder.sha256_of
+        patch.setattr(folder, "sha256_of", lambda file: (hashed.append(file.name), whole(file))[1])
+        feed = StreamFeed(stream, config, ALONE)
+        assert sorted(set(hashed)) == ["offsets.npy", "splits.npy"]
+        feed(0, 0, 0)
+        feed.close()
+        assert {"items.npy", "times.npy"} <= set(hashed)
+    flip_last_byte(shard_folder(copy, 3) / "times.npy")
+    damaged = StreamFeed(Stream.open(copy, memory_for(path, 2, config)), config, ALONE)
+    with pytest.raises(ValueError, match=r"00003/times.npy does not match its checksum"):
+        deque((damaged(0, index, index) for index in range(damaged.steps)), maxlen=0)
+    damaged.close()
+    flip_last_byte(shard_folder(copy, 4) / "splits.npy")
+    with pytest.raises(ValueError, match=r"00004/splits.npy does not match its checksum"):
+        StreamFeed(Stream.open(copy, MUCH), config, ALONE)
+
+
+def test_offsets_and_splits_that_nobody_writes_are_refused_without_events(path: Path, tmp_path: Path) -> None:
+    """Whoever changed the arrays may have changed the checksums too."""
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    meta = json.loads((copy / META).read_text())
+    file = shard_folder(copy, 1) / "splits.npy"
+    splits = np.load(file)
+    splits[0, 0] = 2**30
+    np.save(file, splits)
+    meta["shards"][1]["splits"]["sha256"] = folder.sha256_of(file)
+    write_meta(copy, {name: value for name, value in meta.items() if name != "checksum"})
+    with pytest.raises(ValueError, match=r"the arrays in .*00001 do not fit together"):
+        StreamFeed(Stream.open(copy, MUCH), tiny(), ALONE)
+
+
+def flip_last_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
 
 
 def replace_file(file: Path) -> None:

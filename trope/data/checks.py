@@ -76,14 +76,25 @@ def check_shard(path: Path, num_items: int, arrays: dict[str, np.ndarray], proto
     _check_splits(path, arrays, protocol)
 
 
+def check_shard_users(path: Path, arrays: dict[str, np.ndarray], events: int) -> None:
+    """What `offsets` and `splits` of a shard show without its events."""
+    if not _users_fit(arrays, events):
+        raise ValueError(f"the arrays in {path} do not fit together; {_AGAIN}")
+
+
 def _fit_together(arrays: dict[str, np.ndarray]) -> bool:
-    events, offsets, splits = len(arrays["items"]), arrays["offsets"], arrays["splits"]
+    events = len(arrays["items"])
+    of_events = (len(arrays[name]) for name in ("times", "baskets") if name in arrays)
+    return all(length == events for length in of_events) and _users_fit(arrays, events)
+
+
+def _users_fit(arrays: dict[str, np.ndarray], events: int) -> bool:
+    offsets, splits = arrays["offsets"], arrays["splits"]
     lengths = np.diff(offsets)
     return bool(
         len(lengths) >= 1
-        and len(arrays["times"]) == events == offsets[-1]
-        and len(arrays.get("baskets", arrays["items"])) == events
         and offsets[0] == 0
+        and offsets[-1] == events
         and lengths.min() >= 1
         and splits.shape == (4, len(lengths))
         and splits.min() >= 0

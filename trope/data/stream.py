@@ -16,6 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from trope.data import folder as files
 from trope.data.ahead import Ahead
 from trope.data.by_time import EventRuns
 from trope.data.catalogue import write_catalogue
-from trope.data.checks import check_shard, read_protocol
+from trope.data.checks import check_shard, check_shard_users, read_protocol
 from trope.data.in_time import InTime
 from trope.data.protocols import Protocol
 from trope.data.recut import check_refit, own_validation, validation_as_training
@@ -34,9 +35,17 @@ from trope.data.shard_files import SameFiles, one_line_if_unreadable, read_shard
 # What a block takes in memory: items and times of an event; offsets and splits of a user, and what is computed of them.
 EVENT_BYTES = 12
 USER_BYTES = 192
+_OF_USERS = frozenset(("offsets", "splits"))
 _NAMES = ("items", "times", "offsets", "splits")
 T = TypeVar("T")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Loaded(NamedTuple):
+    """Arrays of some shards, one shard behind the other, as they were on disk. events: of these shards."""
+
+    arrays: dict[str, np.ndarray]
+    events: int
 
 
 class Block(NamedTuple):
@@ -52,7 +61,7 @@ class Block(NamedTuple):
 class Stream:
     """A sharded dataset, read within `memory` bytes.
 
-    verify: compare each shard with its SHA-256, and look at its events, when it is read for the first time.
+    verify: compare each shard with its SHA-256, and look at its events, when its events are read for the first time.
     """
 
     def __init__(
@@ -192,23 +201,28 @@ class Stream:
         return InTime(self._runs[0], with_validation, self.device)
 
     def read(self, shards: Sequence[int], names: Collection[str] = _NAMES, spare: int = 0) -> Block:
-        """Some shards, one behind the other, on the host; who uses a block moves it to `device`, not this thread.
+        """Some shards, one behind the other, on the host; who uses a block moves it to `device`.
 
         names: which arrays; those left out are empty. spare: room for so many events more.
         """
+        return self.block(self.load(shards, names, spare))
+
+    def load(self, shards: Sequence[int], names: Collection[str] = _NAMES, spare: int = 0) -> Loaded:
+        """The part of `read` for a thread that reads ahead: numpy alone, see `trope.data.ahead`."""
         for number in shards:
-            self.check(number)
+            self.check(number, names)
         arrays = read_shards(self.path, self.meta, shards, names, spare, verify=False)
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return Loaded(arrays, sum(self.sizes[number].events for number in shards))
+
+    def block(self, loaded: Loaded) -> Block:
+        """The other part of `read`: the shards that were loaded, as users and events."""
+        tensors = {name: torch.from_numpy(array) for name, array in loaded.arrays.items()}
         for cut in self._cuts:
             tensors["splits"] = cut(tensors["splits"])
         for name in {"items", "times"} - tensors.keys():
             tensors[name] = torch.empty(0, dtype=torch.int64)
         roomy = Sequences(self.path, self.meta, tensors)
-        if not spare:
-            return Block(roomy, roomy)
-        events = sum(self.sizes[number].events for number in shards)
-        exact = {name: tensors[name][:events] for name in ("items", "times")}
+        exact = {name: tensors[name][: loaded.events] for name in ("items", "times")}
         return Block(Sequences(self.path, self.meta, {**tensors, **exact}), roomy)
 
     def over_blocks(self, work: Callable[[int, Sequences], T]) -> Iterator[T]:
@@ -219,8 +233,14 @@ class Stream:
         window = self.window()
         groups = [range(low, min(low + window, len(self.sizes))) for low in range(0, len(self.sizes), window)]
         user = 0
-        ahead: Ahead[int, Sequences] = Ahead(lambda number: self.read(groups[number]).data)
-        with ahead:
+
+        def read(number: int) -> Loaded:
+            return self.load(groups[number])
+
+        def finish(number: int, loaded: Loaded) -> Sequences:
+            return self.block(loaded).data
+
+        with Ahead(read, finish, self.device) as ahead:
             for number in range(len(groups)):
                 block = ahead.take(number).to(self.device)
                 if number + 1 < len(groups):
@@ -230,17 +250,25 @@ class Stream:
                 yield result
                 user += users
 
-    def check(self, number: int) -> None:
-        """Refuse a damaged shard the first time, and later one that was replaced since."""
+    def check(self, number: int, names: Collection[str] = _NAMES) -> None:
+        """Refuse a damaged shard the first time that its events are read, and later one that was replaced since.
+
+        names: what will be read. Without events among them, only offsets and splits are looked at: all shards are
+        asked how many windows they have before the first step.
+        """
         folder, meta = files.shard_folder(self.path, number), {"arrays": self.meta["shards"][number]}
-        names = [name for name in files.ARRAYS if name in meta["arrays"]]
+        every = [name for name in files.ARRAYS if name in meta["arrays"]]
+        has_events = not _OF_USERS.issuperset(names)
         with one_line_if_unreadable(folder):
-            self._same.check(folder, names)
+            self._same.check(folder, every)
             if number not in self._unseen:
                 return
-            arrays = {name: files.read_array(folder, name, meta) for name in names}
-        check_shard(folder, self.num_items, arrays, self.protocol)
-        self._unseen.discard(number)
+            arrays = {name: files.read_array(folder, name, meta) for name in every if has_events or name in _OF_USERS}
+        if has_events:
+            check_shard(folder, self.num_items, arrays, self.protocol)
+            self._unseen.discard(number)
+        else:
+            check_shard_users(folder, arrays, self.sizes[number].events)
 
 
 def open_dataset(path: Path) -> Sequences | Stream:

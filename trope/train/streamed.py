@@ -20,7 +20,7 @@ from trope.config import Config
 from trope.data.ahead import Ahead
 from trope.data.next_moments import next_moments
 from trope.data.sequences import Sequences
-from trope.data.stream import EVENT_BYTES, Stream
+from trope.data.stream import EVENT_BYTES, Loaded, Stream
 from trope.data.windows import Windows, flatten_ranges
 from trope.kernels.batch import Source
 from trope.train.block_order import Cursor, EpochOrder, epoch_order, shuffled
@@ -34,6 +34,15 @@ _WINDOW_BYTES = 128
 _MOMENT_BYTES = 96
 STREAM_PATIENCE = timedelta(hours=6)
 """How long a process waits for the first one, which counts all events for the pulse of a run that goes on."""
+
+
+class PlannedBlock(NamedTuple):
+    """A block of an epoch. first: the place of its first window in the epoch."""
+
+    epoch: int
+    number: int
+    shards: tuple[int, ...]
+    first: int
 
 
 class Held(NamedTuple):
@@ -82,7 +91,7 @@ class StreamFeed(Feed):
             raise ValueError(f"{stream.path} has no user with two {what}; nothing can be learned from it")
         self.steps = math.ceil(self.size / config.train.batch)
         self._generator = torch.Generator(stream.device)
-        self._ahead: Ahead[tuple[int, int], Held] = Ahead(self._load)
+        self._ahead = Ahead(self._load, self._cut_windows, stream.device)
         self._held: Held | None = None
         self._epoch, self._number = -1, -1
         self._filled: tuple[Source | None, int, int] = (None, -1, -1)  # with which block
@@ -90,7 +99,7 @@ class StreamFeed(Feed):
 
     def cursor(self, epoch: int, index: int) -> Cursor:
         """Where batch `index` of an epoch begins; for a checkpoint."""
-        order = epoch_order(self.counts, self.window, self.config.train.seed, epoch)
+        order = self._order_of(epoch)
         place = min(index * self.config.train.batch, self.size - 1)
         block = order.block_of(place)
         return Cursor(epoch, block, place - order.starts[block], self.window)
@@ -160,7 +169,7 @@ class StreamFeed(Feed):
     def _seek(self, epoch: int, low: int, high: int) -> Held:
         """Hold windows `low` until `high` of an epoch."""
         if epoch != self._epoch:
-            self._plan = epoch_order(self.counts, self.window, self.config.train.seed, epoch)
+            self._plan = self._order_of(epoch)
         if epoch != self._epoch or self._held is None or low < self._held.first or low >= self._held.end:
             self._held = None
             self._take(epoch, self._plan.block_of(low), None)
@@ -174,23 +183,31 @@ class StreamFeed(Feed):
     def _take(self, epoch: int, number: int, left_over: LeftOver | None) -> None:
         """Make a block the one that is held, and begin to read the one behind it."""
         self._held = None
-        held = self._ahead.take((epoch, number)).to(self.stream.device)
+        held = self._ahead.take(self._planned(epoch, number)).to(self.stream.device)
         self._held = held if left_over is None else _with(held, left_over)
         self._epoch, self._number = epoch, number
         if (behind := self._behind(number)) is not None:
-            self._ahead.start((epoch, behind))
+            self._ahead.start(self._planned(epoch, behind))
+
+    def _planned(self, epoch: int, number: int) -> PlannedBlock:
+        """A block of the epoch that `_plan` is of."""
+        return PlannedBlock(epoch, number, tuple(self._plan.blocks[number]), self._plan.starts[number])
 
     def _behind(self, number: int) -> int | None:
         """The next block that has windows; None behind the last one."""
         place = self._plan.starts[number + 1]
         return self._plan.block_of(place) if place < self.size else None
 
-    def _load(self, key: tuple[int, int]) -> Held:
-        """Read a block and shuffle its windows; on the thread."""
-        epoch, number = key
-        train = self.config.train
-        order = epoch_order(self.counts, self.window, train.seed, epoch)
-        block = self.stream.read(order.blocks[number], spare=self._spare)
+    def _order_of(self, epoch: int) -> EpochOrder:
+        return epoch_order(self.counts, self.window, self.config.train.seed, epoch)
+
+    def _load(self, planned: PlannedBlock) -> Loaded:
+        return self.stream.load(planned.shards, spare=self._spare)
+
+    def _cut_windows(self, planned: PlannedBlock, loaded: Loaded) -> Held:
+        """The block's windows, shuffled."""
+        epoch, number = planned.epoch, planned.number
+        block, train = self.stream.block(loaded), self.config.train
         data, following, lengths_U = block.data, None, None
         if self._has_moments:
             moments = next_moments(data)
@@ -201,7 +218,7 @@ class StreamFeed(Feed):
         windows = data.train_windows(self.config.model.max_len, train.stride, lengths_U)
         windows = windows.take(shuffled(len(windows.starts), train.seed, epoch, number).to(data.device))
         lengths = (windows.ends - windows.starts - 1).cpu()
-        return Held(block.roomy, windows, lengths, following, order.starts[number], data.num_events)
+        return Held(block.roomy, windows, lengths, following, planned.first, data.num_events)
 
     def _count(self, shard: int) -> int:
         """How many training windows a shard has."""
