@@ -80,10 +80,8 @@ def running(machines: int, cluster: Cluster) -> Iterator[tuple[list[Host], list[
         yield hosts, jobs
 
 
-def lose(machines: Sequence[Host], machine: Host, is_cut: bool) -> None:
-    """Kill a machine, or cut its cable. The cable says nothing: TCP gives up after about half a minute of retries."""
-    for each in machines:
-        each.configure("net/ipv4/tcp_retries2", 6)
+def lose(machine: Host, is_cut: bool) -> None:
+    """Kill a machine, or cut its cable, which tells nobody."""
     if is_cut:
         machine.cut()
     else:

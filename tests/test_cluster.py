@@ -105,8 +105,8 @@ def test_the_others_go_on_without_a_machine(data: Path, undisturbed: Path, tmp_p
     """With a range of machines."""
     cluster = cluster_of("1:2", 2, data, tmp_path / "run")
     with running(2, cluster) as (machines, jobs):
-        lose(machines, machines[1], is_cut)
-        assert cluster.ends(jobs)[0] == 0, cluster.said()
+        lose(machines[1], is_cut)
+        assert cluster.ends(jobs[:1]) == [0], cluster.said()  # `torchrun` of a machine without a cable waits on
     assert "trope: another process was lost: " in cluster.said()
     check_equal(cluster.run, undisturbed)
 
@@ -116,7 +116,9 @@ def test_without_the_first_machine_the_others_end(data: Path, undisturbed: Path,
     """The rendezvous is lost with it. The others start again with another first machine, whatever the old one does."""
     cluster = cluster_of("1:2", 2, data, tmp_path / "run")
     with running(2, cluster) as (machines, jobs):
-        lose(machines, machines[0], is_cut)
+        for machine in machines:
+            machine.configure("net/ipv4/tcp_retries2", 6)  # `torchrun` itself would wait for a quarter of an hour
+        lose(machines[0], is_cut)
         assert cluster.ends(jobs[1:]) != [0]
         cluster.first = "machine2"
         assert cluster.ends([cluster.start(machines[1])]) == [0], cluster.said()

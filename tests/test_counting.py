@@ -23,11 +23,12 @@ from trope.evaluate import counting
 from trope.evaluate.baselines import (
     RECENT,
     Again,
-    DecayedPopular,
     Events,
+    MostPopular,
     RecentlyPopular,
     baselines,
     chosen_half_lives,
+    decayed_counts,
     half_lives,
 )
 from trope.evaluate.evaluation import EvalResult, evaluate, rank_users
@@ -156,8 +157,9 @@ def assert_same(found: EvalResult, expected: EvalResult) -> None:
 def test_decayed_counts_and_again_are_what_a_dictionary_counts(
     data: Sequences, split: str, half_life: int, filter_seen: str
 ) -> None:
-    everybody = DecayedPopular(data, half_life, Events.of(data, split))
-    own = Again(data, split, half_life)
+    popular, events = MostPopular(data), SortedEvents(*Events.of(data, split))
+    everybody = decayed_counts(popular, events, [900, half_life])[half_life]
+    own = Again(popular, data, split, half_life)
     for tile, batch in ((40, 7), (1 << 20, 512)):  # the second time counts begin again
         for scorer, truth in ((everybody, decayed), (own, again)):
             found = rank_users(scorer, data, split, filter_seen, MAX_LEN, tile=tile, batch=batch)
@@ -165,12 +167,13 @@ def test_decayed_counts_and_again_are_what_a_dictionary_counts(
 
 
 def test_a_window_that_moves_back_is_counted_anew(data: Sequences) -> None:
-    scorer = RecentlyPopular(data, "test", 48)
+    popular, before = MostPopular(data), Events.of(data, "test")
+    scorer = RecentlyPopular(popular, before, 48)
     first, again = (rank_users(scorer, data, "test", "none", MAX_LEN, batch=5) for _ in range(2))
     assert_same(first, again)
     recent = {}
     for hours in RECENT.values():
-        found = rank_users(RecentlyPopular(data, "test", hours), data, "test", "none", MAX_LEN, batch=3)
+        found = rank_users(RecentlyPopular(popular, before, hours), data, "test", "none", MAX_LEN, batch=3)
         everything = known(data, "test")
 
         def score(user: int, t_now: int, hours: int = hours, everything: Any = everything) -> Scores:
@@ -236,7 +239,7 @@ def test_some_users_are_a_part_of_the_split(data: Sequences) -> None:
     t_now = data.eval_batch("valid", some, 1).t_now
     assert len(set(some.tolist())) == 5 and set(some.tolist()) <= set(data.eval_users("valid").tolist())
     assert (t_now.diff() >= 0).all()
-    scorer = DecayedPopular(data, DAY, Events.of(data, "valid"))
+    scorer = decayed_counts(MostPopular(data), SortedEvents(*Events.of(data, "valid")), [DAY])[DAY]
     part = rank_users(scorer, data, "valid", "none", MAX_LEN, users=some)
     whole = rank_users(scorer, data, "valid", "none", MAX_LEN)
     assert part.users.tolist() == sorted(some.tolist())

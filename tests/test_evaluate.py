@@ -18,7 +18,7 @@ from trope.cli.main import app
 from trope.data.protocols import Protocol
 from trope.data.sequences import EvalBatch, Sequences
 from trope.evaluate import saved_ranks
-from trope.evaluate.baselines import MostPopular, RecentlyPopular, baselines, equal_baselines
+from trope.evaluate.baselines import Events, MostPopular, RecentlyPopular, baselines, equal_baselines
 from trope.evaluate.evaluation import evaluate, rank_users
 from trope.evaluate.ranking import user_batches
 from trope.kernels.ranking import Catalogue
@@ -154,7 +154,8 @@ def test_baselines_equal_a_plain_loop(data: Sequences, split: str) -> None:
     found = rank_users(MostPopular(data), data, split, "history", MAX_LEN, batch=7)
     assert_ranks(found, naive_ranks(data, split, popular, "history"))
     for tile, hours in ((1, 24), (40, 24), (10_000, 24), (40, 1)):
-        found = rank_users(RecentlyPopular(data, split, hours), data, split, "history", MAX_LEN, tile=tile, batch=7)
+        scorer = RecentlyPopular(MostPopular(data), Events.of(data, split), hours)
+        found = rank_users(scorer, data, split, "history", MAX_LEN, tile=tile, batch=7)
         assert_ranks(found, naive_ranks(data, split, recent, "history"))
 
 

@@ -218,7 +218,7 @@ def test_baselines_are_ranked_once(data: Sequences, reported: Path, monkeypatch:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("ranked again")
 
-    monkeypatch.setattr("trope.experiments.report.baselines.rank_users", refuse)
+    monkeypatch.setattr("trope.experiments.report.baselines.rank_all", refuse)
     compare(data, reported)
     assert (reported / "report.md").read_text() == before
     kept = json.loads((reported / "baselines.json").read_text())
@@ -522,6 +522,7 @@ def watched(runs: list[Run], terminal: bool) -> str:
             watch.began(run)
         watch.ended(Outcome(runs[1], 4.0, "exit code 3: the reason"))
         log(runs[2], {"step": 2, "epoch": 5, "seconds": 65.0, "HR@10": 0.1234})
+        watch._began[runs[2].folder] -= 77  # twelve seconds later, as while the pulse is fitted and the log is silent
         watch._drawn -= 3600
         watch.tick()
         (runs[2].folder / REFIT).mkdir()
@@ -536,7 +537,7 @@ def test_the_live_table_and_the_plain_lines_say_the_same(data: Sequences, tmp_pa
         four = plan([Variant(name, "hstu", SIZE) for name in "abcd"], [0], tmp_path / str(terminal))
         text = watched(four, terminal)
         assert ("\x1b[" in text) == terminal
-        assert "c-seed0" in text and "12.34" in text and "5/3" in text and "65" in text
+        assert "c-seed0" in text and "12.34" in text and "5/3" in text and "77" in text
         assert "exit code 3: the reason" in text and "d-seed0" not in text
         assert text.count("refitting") == 1
     assert "    0/4  b-seed0" in text

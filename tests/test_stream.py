@@ -339,9 +339,13 @@ def test_the_command_streams(path: Path, tmp_path: Path) -> None:
     told = ["evaluate", str(tmp_path / "run"), "--memory", "1MB", "--device", "cpu", "--json"]
     done = CliRunner().invoke(app, [*told, str(tmp_path / "out.json")])
     assert done.exit_code == 0, done.output
-    assert json.loads((tmp_path / "out.json").read_text())["metrics"]["run"] == trained
+    streamed = json.loads((tmp_path / "out.json").read_text())["metrics"]
+    assert streamed["run"] == trained
     assert (tmp_path / "run" / "ranks-test.npz").is_file()
-    assert "No baselines" in done.output
+    in_memory = ["evaluate", str(tmp_path / "run"), "--device", "cpu", "--json", str(tmp_path / "whole.json")]
+    done = CliRunner().invoke(app, in_memory)
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "whole.json").read_text())["metrics"] == streamed and len(streamed) == 8
     done = CliRunner().invoke(app, [*words, "--resume"])
     assert done.exit_code == 0, done.output
     for more in ([], ["--resume"]):

@@ -436,7 +436,7 @@ def test_settings_without_effect_are_named() -> None:
     ]
 
 
-def test_an_interrupted_run_tells_its_caller(data: Sequences, tmp_path: Path, monkeypatch) -> None:
+def test_an_interrupted_run_tells_its_caller(data: Sequences, tmp_path: Path, monkeypatch, capsys) -> None:
     """From Python the signal is an exception that says which, after the save."""
     monkeypatch.setattr(training.StopRequest, "signum", int(signal.SIGTERM))
     with pytest.raises(Interrupted) as caught:
@@ -444,6 +444,12 @@ def test_an_interrupted_run_tells_its_caller(data: Sequences, tmp_path: Path, mo
     assert caught.value.signum == signal.SIGTERM
     state = json.loads(next((tmp_path / "run" / "checkpoints").glob("*/state.json")).read_text())
     assert state["step"] == 1 and set(state) >= set(TrainState.__dataclass_fields__) - {"cursor"}
+    monkeypatch.undo()
+    assert "goes on" not in capsys.readouterr().out
+    train(data, tiny(), tmp_path / "run", "cpu", resume=True)
+    assert f"{tmp_path / 'run'} goes on in epoch 1 of 3, after step 1\n" in capsys.readouterr().out
+    train(data, tiny(), tmp_path / "run", "cpu", resume=True)
+    assert "goes on" not in capsys.readouterr().out, "it was finished"
 
 
 @pytest.mark.parametrize(("during", "before"), [("fit_pulse", "choose_counting"), ("choose_counting", "publish")])

@@ -16,6 +16,7 @@ from updates import LAST, NEW, ROWS, command, data, run, updated
 import trope.atomic
 import trope.train.update_run
 from trope.data.sequences import Sequences
+from trope.times import say_moment
 
 __all__ = ["data", "one_thread", "run", "updated"]  # fixtures
 
@@ -53,6 +54,18 @@ def test_what_is_refused_is_refused_in_a_line_and_writes_nothing(run: Path, upda
         code, said = invoke(*arguments)
         assert code == 2 and words in said and "\n" not in said.strip(), said
     assert not out.exists() and not list(tmp_path.glob(".*"))
+
+
+def test_events_from_before_the_last_one_are_pointed_out(run: Path, data: Sequences, tmp_path: Path) -> None:
+    """They may be late, or of another log, or in another time zone."""
+    for name, new, words in [
+        ("late", [(3, 7, LAST - 9), (3, 9, LAST - 8)], "all of them are earlier than the last event of"),
+        ("some", [(3, 7, LAST - 9), (3, 9, LAST - 8), (3, 9, LAST + 8)], "2 of them are earlier than"),
+        ("none", [(3, 7, LAST), (3, 9, LAST + 8)], None),
+    ]:
+        code, said = invoke(*command(run, write_parquet(tmp_path / f"{name}.parquet", new), tmp_path / name))
+        assert code == 0, said
+        assert words in said and f"{say_moment(LAST)}; they are" in said if words else "earlier" not in said
 
 
 @pytest.mark.parametrize(("signum", "ended"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

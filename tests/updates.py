@@ -42,6 +42,7 @@ def updated(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, said = invoke(*command(run, write_parquet(folder / "new.parquet", NEW), out))
     assert code == 0, said
     assert "7 new events (0 more known already), 2 new users, 2 new items" in said
+    assert "1 of them is earlier than the last event of" in said
     return out
 
 

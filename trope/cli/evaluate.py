@@ -24,7 +24,7 @@ def evaluate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or one GPU such as cuda:1.")] = "auto",
     memory: Annotated[
         str | None,
-        typer.Option(help="Stream the dataset's shards within so much memory, no baselines. Default: load all."),
+        typer.Option(help="Stream the dataset's shards within so much memory, such as 2GB. Default: load all."),
     ] = None,
 ) -> None:
     """Rank the full catalogue for every user of a split, by the run's best model and by counting.
@@ -36,8 +36,9 @@ def evaluate(
     from trope.data.stream import Stream, parse_bytes
     from trope.evaluate import saved_ranks
     from trope.evaluate.baselines import baselines, batch_size, equal_baselines
-    from trope.evaluate.evaluation import rank_users
+    from trope.evaluate.evaluation import rank_all
     from trope.evaluate.streamed import evaluate as evaluate_model
+    from trope.evaluate.streamed_baselines import rank_baselines
     from trope.models.recommender import SequentialRecommender
     from trope.runs import BEST, CONFIG, check_model_config, read_lineage, write_json
     from trope.train.results import measured_in
@@ -61,12 +62,12 @@ def evaluate(
     watched = sys.stderr.isatty()  # a file of bars is of no use
     ours = evaluate_model(model, store, split, config.eval.filter_seen, max_len, progress=watched)
     results = {run.resolve().name: ours}
-    if isinstance(store, Stream):  # the baselines count all events in the order of time
-        notes = ["No baselines: they need the whole dataset in memory; leave out --memory."]
+    if isinstance(store, Stream):
+        counted, notes = rank_baselines(store, split, config, watched)
+        results |= counted
     else:
         scorers, batch, seen = baselines(store, split, config), batch_size(store), config.eval.filter_seen
-        for name, scorer in scorers.items():
-            results[name] = rank_users(scorer, store, split, seen, max_len, progress=watched, batch=batch)
+        results |= rank_all(scorers, store, split, seen, max_len, progress=watched, batch=batch)
         notes = equal_baselines(scorers, store, split)
     about = saved_ranks.About.of(store, split, config)
     saved = saved_ranks.save(run, ours, about)

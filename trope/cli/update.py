@@ -92,6 +92,7 @@ def _update(
     from trope.data.sources.urls import shown
     from trope.runs import OWN_DATA
     from trope.server.open_store import is_store
+    from trope.times import say_moment
     from trope.train.divergence import Diverged
     from trope.train.fit import read_recipe
     from trope.train.step import NothingToLearn
@@ -112,6 +113,15 @@ def _update(
         f"{counted(extended.added, 'new event')} ({extended.repeated:,} more known already), "
         f"{counted(extended.new_users, 'new user')}, {counted(extended.new_items, 'new item')}"
     )
+    last = int(old.times.max())
+    early = int((extended.log.times_N[extended.place_N < 0] < last).sum())
+    if early:
+        which = "all of them are" if early == extended.added else f"{early:,} of them {'is' if early == 1 else 'are'}"
+        typer.secho(
+            f"trope: {which} earlier than the last event of {old.path}, {say_moment(last)}; they are learned and "
+            "counted with their own times",
+            err=True,
+        )
     late = int(fresh_N.sum()) - extended.added
     if late:
         typer.echo(f"learned too: {counted(late, 'event')} of the validation and test of {run}")

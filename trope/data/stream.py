@@ -138,10 +138,14 @@ class Stream:
 
     def write_catalogue(self, folder: Path) -> None:
         """Write the items' ids, names and counts in training, as `Sequences.write_catalogue`; one pass over all."""
+        write_catalogue(self.path, self.meta, folder, self.training_counts().cpu().numpy())
+
+    def training_counts(self) -> Tensor:
+        """As `Sequences.training_counts`; one pass over all events."""
         counts = torch.zeros(self.num_items, dtype=torch.int64, device=self.device)
         for found in self.over_blocks(lambda user, block: block.training_counts()):
             counts += found
-        write_catalogue(self.path, self.meta, folder, counts.cpu().numpy())
+        return counts
 
     @property
     def num_users(self) -> int:

@@ -5,12 +5,15 @@ popular in 7 d      by the events of the last 7 days before t_now; also 30 d, 24
 decayed counts      by all events before t_now, each counting half after a half-life that validation chooses
 again               the user's own items, by decayed counts of the user's own events
 
-Shapes: B users of a batch, M their distinct moments, V items, T events in the order of time, C own items.
+Those of a stream are in `trope.evaluate.streamed_baselines`; scorers and the choice of half-lives are the same.
+
+Shapes: B users of a batch, M their distinct moments, K half-lives or windows, V items, T events in the order of time,
+C own items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,12 +21,14 @@ from torch import Tensor
 
 from trope.config import Config
 from trope.data.sequences import EvalBatch, Sequences
-from trope.evaluate.evaluation import Scorer, rank_users
-from trope.evaluate.live import users_at_a_time
+from trope.data.stream import Stream
+from trope.evaluate.evaluation import Scorer, rank_all
+from trope.evaluate.live import events_before, time_unit, users_at_a_time
 from trope.evaluate.ranking import Cells, TileScores
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
-from trope.evaluate.some_users import some_users
-from trope.models.pulse import HALF_LIVES, CountStream, SortedEvents, active_half_lives, own_counts
+from trope.evaluate.some_users import as_it_is, draw_users
+from trope.models.pulse import HALF_LIVES, CountStream, EventsInTime, SortedEvents, own_counts
+from trope.models.pulse.counts import half_lives_within
 from trope.times import say_short
 
 MOST_POPULAR, DECAYED, AGAIN = "most popular", "decayed counts", "again"
@@ -63,35 +68,52 @@ def baselines(data: Sequences, split: str, config: Config) -> dict[str, Scorer]:
 
     config: how users are ranked, and the criterion by which validation chooses half-lives.
     """
-    events = Events.of(data, split)
-    found: dict[str, Scorer] = {MOST_POPULAR: MostPopular(data)}
-    found |= {name: RecentlyPopular(data, split, hours, events) for name, hours in RECENT.items()}
-    if not len(data.eval_users("valid")):
-        return found  # nothing to choose by
-    before = events if split == "valid" else Events.of(data, "valid")
-    decayed = choose_half_life({h: DecayedPopular(data, h, before) for h in half_lives(data)}, data, config)
-    again = choose_half_life({h: Again(data, "valid", h) for h in half_lives(data)}, data, config)
-    found[f"{DECAYED}, {say_short(decayed)}"] = DecayedPopular(data, decayed, events)
-    found[AGAIN] = Again(data, split, again)
+    events, popular = Events.of(data, split), MostPopular(data)
+    found: dict[str, Scorer] = {MOST_POPULAR: popular}
+    found |= {name: RecentlyPopular(popular, events, hours) for name, hours in RECENT.items()}
+    if (chosen := choose_half_lives(data, popular, config)) is not None:
+        found[f"{DECAYED}, {say_short(chosen.decayed)}"] = decayed_counts(
+            popular, SortedEvents(*events), [chosen.decayed]
+        )[chosen.decayed]
+        found[AGAIN] = Again(popular, data, split, chosen.again)
     return found
 
 
-def half_lives(data: Sequences) -> list[int]:
+def half_lives(data: Sequences | Stream) -> list[int]:
     """Seconds, of `HALF_LIVES` those that the data can tell apart."""
     first, last = data.time_span
-    return [HALF_LIVES[place] for place in active_half_lives(data.times, last - first)]
+    return [HALF_LIVES[place] for place in half_lives_within(time_unit(data), last - first)]
 
 
-def choose_half_life(scorers: Mapping[int, Scorer], data: Sequences, config: Config) -> int:
-    """The half-life whose scorer is best on validation, the shortest of equals; scorers: by half-life."""
-    users = some_users(data, "valid", MOST_USERS, torch.Generator().manual_seed(0))
-    found = {}
-    for half_life, scorer in scorers.items():
-        ranked = rank_users(
-            scorer, data, "valid", config.eval.filter_seen, config.model.max_len, batch=batch_size(data), users=users
-        )
-        found[half_life] = ranked.metrics[config.train.criterion]
-    return max(found, key=lambda half_life: found[half_life])
+class HalfLives(NamedTuple):
+    """Seconds that validation chose for each baseline that has a half-life."""
+
+    decayed: int
+    again: int
+
+
+def choose_half_lives(data: Sequences | Stream, popular: MostPopular, config: Config) -> HalfLives | None:
+    """The half-lives that are best on validation, the shortest of equals; None where nobody validates."""
+    if not data.can_evaluate("valid"):
+        return None
+    generator, lives = torch.Generator().manual_seed(0), half_lives(data)
+    ((store, users),) = draw_users(data, [as_it_is], "valid", MOST_USERS, generator)
+    scorers: dict[str, Scorer] = {}
+    for half_life, scorer in decayed_counts(popular, events_before(data, "valid"), lives).items():
+        scorers[f"{DECAYED}, {half_life}"] = scorer
+        scorers[f"{AGAIN}, {half_life}"] = Again(popular, store, "valid", half_life)
+    seen, max_len, criterion = config.eval.filter_seen, config.model.max_len, config.train.criterion
+    batch = batch_size(data, len(lives))
+    ranked = rank_all(scorers, store, "valid", seen, max_len, batch=batch, users=users)
+    best = (max(lives, key=lambda each: ranked[f"{name}, {each}"].metrics[criterion]) for name in (DECAYED, AGAIN))
+    return HalfLives(*best)
+
+
+def decayed_counts(popular: MostPopular, events: EventsInTime, half_lives: list[int]) -> dict[int, DecayedPopular]:
+    """Scorers by half-life that count together."""
+    lives = torch.tensor(half_lives, dtype=torch.float64)
+    counts = BatchCounts(CountStream(events, lives, len(popular.counts_V) - 1).counts_at)
+    return {each: DecayedPopular(popular, counts, place, each) for place, each in enumerate(half_lives)}
 
 
 def chosen_half_lives(scorers: Mapping[str, Scorer]) -> dict[str, int]:
@@ -99,12 +121,15 @@ def chosen_half_lives(scorers: Mapping[str, Scorer]) -> dict[str, int]:
     return {name: each.half_life for name, each in scorers.items() if isinstance(each, DecayedPopular | Again)}
 
 
-def batch_size(data: Sequences) -> int:
-    """How many users to rank at a time, where each may have a moment of its own: bounds memory, and is quick."""
+def batch_size(data: Sequences | Stream, rows: int = 1) -> int:
+    """How many users to rank at a time, where each may have a moment of its own: bounds memory, and is quick.
+
+    rows: of counts that are held for each moment.
+    """
     most = USERS_AT_A_TIME
     if data.device.type == "cpu":
         most = min(most, max(1, CACHED_SCORES // data.num_items))
-    return users_at_a_time(2 * data.num_items, most)  # counts are float64
+    return users_at_a_time(2 * rows * data.num_items, most)  # counts are float64
 
 
 def equal_baselines(scorers: Mapping[str, Scorer], data: Sequences, split: str) -> list[str]:
@@ -114,26 +139,57 @@ def equal_baselines(scorers: Mapping[str, Scorer], data: Sequences, split: str) 
     """
     t_now = data.eval_batch(split, data.eval_users(split), 1).t_now
     counts = {name: each.count(t_now) for name, each in scorers.items() if isinstance(each, RecentlyPopular)}
+    return say_equal(
+        {name: not count.any() for name, count in counts.items()},
+        lambda one, other: counts[one].equal(counts[other]),
+        split,
+    )
+
+
+def say_equal(is_empty: Mapping[str, bool], is_same: Callable[[str, str], bool], split: str) -> list[str]:
+    """The sentences of `equal_baselines`.
+
+    is_empty: of each window, the longest first, whether it held no event for anybody. is_same: whether two held as many
+    for everybody.
+    """
     said = []
-    for place, (name, count) in enumerate(counts.items()):
-        if not count.any():
+    for place, (name, nothing) in enumerate(is_empty.items()):
+        if nothing:
             why = f"no event lies in the {_LAST[name]} before t_now, for any {split} user"
             said.append(f"{name!r} equals {MOST_POPULAR!r}: {why}")
             continue
         # Windows end at the same moment, so two that hold as many events hold the same.
-        shorter = next((other for other in list(counts)[place + 1 :] if count.equal(counts[other])), None)
+        shorter = next((other for other in list(is_empty)[place + 1 :] if is_same(name, other)), None)
         if shorter is not None:
             why = f"every event of the {_LAST[name]} before t_now lies in the {_LAST[shorter]}, for every {split} user"
             said.append(f"{name!r} equals {shorter!r}: {why}")
     return said
 
 
-class MostPopular:
-    """Scores an item by the number of its training events."""
+class BatchCounts:
+    """Everybody's counts at the moments of a batch, made once for all scorers that are asked of it.
 
-    def __init__(self, data: Sequences) -> None:
-        events = data.first_events(data.train_end)
-        self.counts_V = torch.bincount(data.items[events], minlength=data.num_items + 1).double()
+    at: rising moments to counts [K, V + 1] that are good until the next ones.
+    """
+
+    def __init__(self, at: Callable[[Tensor], Iterator[Tensor]]) -> None:
+        self._at = at
+        self._batch: EvalBatch | None = None
+
+    def __call__(self, batch: EvalBatch) -> tuple[Tensor, Tensor]:
+        """Counts [K, M, V + 1] of a batch in the order of t_now, and the place of each user's moment among them."""
+        if batch is not self._batch:
+            moments_M, self._moment_B = torch.unique(batch.t_now, return_inverse=True)
+            self._counts_KMV = torch.stack([counts_KV.clone() for counts_KV in self._at(moments_M)], dim=1)
+            self._batch = batch
+        return self._counts_KMV, self._moment_B
+
+
+class MostPopular:
+    """Scores an item by the number of its training events. Of a stream, one pass counts them."""
+
+    def __init__(self, data: Sequences | Stream) -> None:
+        self.counts_V = torch.nn.functional.pad(data.training_counts(), (1, 0)).double()
 
     def __call__(self, batch: EvalBatch) -> TileScores:
         return lambda first, last: self.counts_V[first:last].repeat(len(batch.users), 1)
@@ -149,13 +205,13 @@ class RecentlyPopular:
     It counts events of the split's histories that are strictly earlier than t_now. For `test` these include the
     validation events; without them the last hours before a holdout would be empty.
 
-    data: the store; split: valid or test; hours: length of the window; events: of the split, if they are known.
+    events: of the split's histories. hours: length of the window.
     """
 
-    def __init__(self, data: Sequences, split: str, hours: int, events: Events | None = None) -> None:
-        self.items_T, self.times_T = events or Events.of(data, split)
+    def __init__(self, popular: MostPopular, events: Events, hours: int) -> None:
+        self.items_T, self.times_T = events
         self.seconds = 3_600 * hours
-        self.overall_V = MostPopular(data).counts_V
+        self.overall_V = popular.counts_V
         self._begin, self._end, self._counts_V = 0, 0, torch.zeros_like(self.overall_V)
 
     def count(self, t_now: Tensor) -> Tensor:
@@ -201,33 +257,31 @@ class RecentlyPopular:
 class DecayedPopular:
     """Scores an item by its decayed count at t_now: each event counts half after a half-life. Then by training events.
 
-    It counts events strictly before t_now. half_life: seconds. events: of the split's histories.
+    It counts events strictly before t_now. counts: of several half-lives, of which `place` is this one's. half_life:
+    seconds.
     """
 
-    def __init__(self, data: Sequences, half_life: int, events: Events) -> None:
-        self.half_life = half_life
-        self.popularity_V = MostPopular(data).below_one()
-        half_lives = torch.tensor([half_life], dtype=torch.float64)
-        self._stream = CountStream(SortedEvents(*events), half_lives, data.num_items)
+    def __init__(self, popular: MostPopular, counts: BatchCounts, place: int, half_life: int) -> None:
+        self.counts, self.place, self.half_life = counts, place, half_life
+        self.popularity_V = popular.below_one()
 
     def __call__(self, batch: EvalBatch) -> TileScores:
         """Needs a batch in the order of t_now."""
-        moments_M, moment_B = torch.unique(batch.t_now, return_inverse=True)
         # The counts themselves: a log share in float32 would round an old event away beside the prior.
-        counts_MV = torch.stack([self._stream.counts.counts_KV[0].clone() for _ in self._stream.at(moments_M)])
-        counts_MV = (_PARTS * counts_MV).round_().add_(self.popularity_V)
+        counts_KMV, moment_B = self.counts(batch)
+        counts_MV = (_PARTS * counts_KMV[self.place]).round_().add_(self.popularity_V)
         return lambda first, last: counts_MV[:, first:last][moment_B]
 
 
 class Again:
     """Scores the user's own items by decayed counts of the user's own events, and all others by training events.
 
-    half_life: seconds after which an event counts half.
+    data: the store that has the users. half_life: seconds after which an event counts half.
     """
 
-    def __init__(self, data: Sequences, split: str, half_life: int) -> None:
+    def __init__(self, popular: MostPopular, data: Sequences, split: str, half_life: int) -> None:
         self.data, self.split, self.half_life = data, split, half_life
-        self.popularity_V = MostPopular(data).below_one()
+        self.popularity_V = popular.below_one()
 
     def __call__(self, batch: EvalBatch) -> TileScores:
         lengths_B = self.data.split_range(self.split)[0][batch.users].long()

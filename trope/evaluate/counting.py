@@ -21,13 +21,13 @@ from torch import Tensor
 
 from trope.config import Config
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream
 from trope.evaluate import baselines
 from trope.evaluate.baselines import MOST_USERS, half_lives
 from trope.evaluate.evaluation import (
     EvalResult,
     Model,
     encoder,
-    evaluate,
     fitted_pulse,
     item_vectors,
     ranked_cells,
@@ -35,7 +35,8 @@ from trope.evaluate.evaluation import (
 from trope.evaluate.live import Counting, events_before, users_at_a_time
 from trope.evaluate.metrics import Places, average, per_user
 from trope.evaluate.ranking import TileScores, check_finite, count_places, dot_scores
-from trope.evaluate.some_users import some_users
+from trope.evaluate.some_users import as_it_is, draw_users
+from trope.evaluate.streamed import evaluate
 from trope.models.pulse import CountStream
 from trope.runs import COUNTING, WITH_COUNTING, read_json
 
@@ -46,16 +47,16 @@ _KINDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def choose_counting(model: Model, data: Sequences, config: Config, seed: int) -> dict[str, Any]:
+def choose_counting(model: Model, data: Sequences | Stream, config: Config, seed: int) -> dict[str, Any]:
     """Choose beta and half-life on validation; returns what `counting.json` holds besides the epoch.
 
     model: not trained on the validation events. data: on its device. seed: of the choice of at most MOST_USERS users.
     """
-    users = some_users(data, "valid", MOST_USERS, torch.Generator().manual_seed(seed))
-    shortest = half_lives(data)[0]
-    grid = [Counting(0.0, shortest), *(Counting(beta, each) for each in half_lives(data) for beta in BETAS)]
-    criterion = config.train.criterion
-    found = _validate(model, data, config, users, grid)
+    ((store, users),) = draw_users(data, [as_it_is], "valid", MOST_USERS, torch.Generator().manual_seed(seed))
+    lives, criterion = half_lives(data), config.train.criterion
+    grid = [Counting(0.0, lives[0]), *(Counting(beta, each) for each in lives for beta in BETAS)]
+    counts = CountStream(events_before(data, "valid"), torch.tensor(lives, dtype=torch.float64), data.num_items)
+    found = _validate(model, store, config, users, grid, lives, counts)
     best = max(range(len(grid)), key=lambda place: found[place][criterion])  # the first of equals: none, if it is
     return {
         "beta": grid[best].beta, "half_life": grid[best].half_life, "criterion": criterion, "users": len(users),
@@ -76,7 +77,7 @@ def read_counting(run: Path, epoch: int) -> Counting | None:
 
 
 def score_counting(
-    model: Model, data: Sequences, config: Config, counting: Counting | None, alone: EvalResult
+    model: Model, data: Sequences | Stream, config: Config, counting: Counting | None, alone: EvalResult
 ) -> dict[str, dict[str, float]]:
     """The control's test metrics under their name in metrics.json; empty without a choice or with a fitted pulse.
 
@@ -90,10 +91,18 @@ def score_counting(
 
 
 def _validate(
-    model: Model, data: Sequences, config: Config, users: Tensor, grid: list[Counting]
+    model: Model,
+    data: Sequences,
+    config: Config,
+    users: Tensor,
+    grid: list[Counting],
+    lives: list[int],
+    counts: CountStream,
 ) -> list[dict[str, float]]:
-    """Validation metrics of some users, in the order of t_now, for each choice; a user is encoded once for all."""
-    lives = half_lives(data)
+    """Validation metrics of some users, in the order of t_now, for each choice; a user is encoded once for all.
+
+    lives, counts: the half-lives of the grid, and everybody's counts at each.
+    """
     seen, max_len = config.eval.filter_seen, config.model.max_len
     counted: list[list[Tensor]] = [[] for _ in grid]
     sizes = []
@@ -103,8 +112,6 @@ def _validate(
         with torch.inference_mode():
             items_VE = item_vectors(model, data)
             encode = encoder(model, items_VE.device, "auto")
-            half_lives_K = torch.tensor(lives, dtype=torch.float64)
-            stream = CountStream(events_before(data, "valid"), half_lives_K, data.num_items)
             batch_size = users_at_a_time(len(lives) * data.num_items, baselines.batch_size(data))
             for part in users.split(batch_size):
                 batch = data.eval_batch("valid", part, max_len)
@@ -113,7 +120,7 @@ def _validate(
                 check_finite(out_BE, "outputs")
                 dots_BV = dot_scores(out_BE, items_VE)(0, data.num_items + 1)
                 moments_M, moment_B = torch.unique(batch.t_now, return_inverse=True)
-                shares_KMV = torch.stack(list(stream.at(moments_M)), dim=1)
+                shares_KMV = torch.stack(list(counts.at(moments_M)), dim=1)
                 # Of a holdout there is one row for everybody.
                 shares_K = [each_MV if len(each_MV) == 1 else each_MV[moment_B] for each_MV in shares_KMV]
                 for places, counting in zip(counted, grid, strict=True):

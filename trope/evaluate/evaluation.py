@@ -11,7 +11,7 @@ Shapes: B users of a batch, U all users, S positives, E width, V items.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
@@ -108,7 +108,7 @@ def evaluate(
     batch: users at a time, for torch; the kernel's batches are larger.
     live: use the model's pulse where it has one that is fitted. Scores are then made by tiles on every device.
     counting: rank by "MODEL + counting" instead, without the pulse.
-    counts: of everybody, for the pulse, where `data` are some users of a larger dataset.
+    counts: of everybody, for the pulse or that control, where `data` are some users of a larger dataset.
 
     A model whose item table is spread over processes is ranked by all of them together, and each gets the result;
     `live` must be false then.
@@ -125,7 +125,7 @@ def evaluate(
             encode = encoder(model, item_VE.device, precision)
             at_moments: Scorer | None = None
             if counting is not None:
-                at_moments = CountedScorer(counting, encode, item_VE, data, split)
+                at_moments = CountedScorer(counting, encode, item_VE, data, split, counts)
             elif live and (pulse := fitted_pulse(model)) is not None:
                 at_moments = LiveScorer(pulse, encode, item_VE, data, split, counts=counts)
             if at_moments is not None:
@@ -158,17 +158,40 @@ def rank_users(
     filter_seen, max_len, progress: as in `evaluate`. tile: scores held at a time. batch: users at a time.
     users: only these of the split. count: how places are counted.
     """
+    ranked = rank_all({"": scorer}, data, split, filter_seen, max_len, progress, tile, batch, users, count)
+    return ranked[""]
+
+
+def rank_all(
+    scorers: Mapping[str, Scorer],
+    data: Sequences,
+    split: str,
+    filter_seen: str,
+    max_len: int,
+    progress: bool = False,
+    tile: int = TILE,
+    batch: int = USERS_AT_A_TIME,
+    users: Tensor | None = None,
+    count: CountPlaces = count_places,
+) -> dict[str, EvalResult]:
+    """`rank_users` by several scorers in one pass over the users: of each batch all are asked, one after the other."""
     users = data.eval_users(split) if users is None else users
     if len(users) == 0:
         raise ValueError(no_users(data, split))
     users = users[torch.argsort(data.eval_batch(split, users, 1).t_now, stable=True)]
-    found = []
+    found: dict[str, list[Tensor]] = {name: [] for name in scorers}
     for part in tqdm(users.split(batch), desc=f"evaluate {split}", disable=not progress, leave=False):
         asked = data.eval_batch(split, part, max_len)
         positives, left_out = ranked_cells(asked, data, split, filter_seen, max_len)
-        better_S, ties_S = count(scorer(asked), data.num_items, positives, left_out, len(part), tile)
-        found.append(torch.stack((part[positives.rows], better_S, ties_S)).cpu())
-    owner_S, better, ties = torch.cat(found, dim=1).numpy()
+        for name, scorer in scorers.items():
+            better_S, ties_S = count(scorer(asked), data.num_items, positives, left_out, len(part), tile)
+            found[name].append(torch.stack((part[positives.rows], better_S, ties_S)).cpu())
+    return {name: _by_user(torch.cat(parts, dim=1)) for name, parts in found.items()}
+
+
+def _by_user(found_3S: Tensor) -> EvalResult:
+    """The result from each positive's user, better items and ties."""
+    owner_S, better, ties = found_3S.numpy()
     order = np.argsort(owner_S, kind="stable")
     ids, counts = np.unique(owner_S, return_counts=True)
     return EvalResult(ids, Places(better[order], ties[order], np.concatenate(([0], np.cumsum(counts)))))

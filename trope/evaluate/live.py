@@ -19,6 +19,7 @@ from trope.data.stream import Stream
 from trope.evaluate.ranking import Cells, TileScores, check_finite, dot_scores
 from trope.evaluate.ranking.user_batches import Encode
 from trope.models.pulse import CountStream, EventsInTime, OwnItems, Pulse, SortedEvents, own_items
+from trope.models.pulse.counts import grain
 
 # Scores of everybody's part held at a time.
 MOST_SCORES = 1 << 26
@@ -29,6 +30,11 @@ class Counting(NamedTuple):
 
     beta: float
     half_life: int  # seconds
+
+    def counts(self, data: Sequences | Stream, split: str) -> CountStream:
+        """Everybody's counts for it."""
+        half_life = torch.tensor([self.half_life], dtype=torch.float64)
+        return CountStream(events_before(data, split), half_life, data.num_items)
 
 
 class LiveScorer:
@@ -77,10 +83,17 @@ class CountedScorer:
     counting: what is added. The others are as in `LiveScorer`.
     """
 
-    def __init__(self, counting: Counting, encode: Encode, items_VE: Tensor, data: Sequences, split: str) -> None:
+    def __init__(
+        self,
+        counting: Counting,
+        encode: Encode,
+        items_VE: Tensor,
+        data: Sequences,
+        split: str,
+        counts: CountStream | None = None,
+    ) -> None:
         self.beta, self.encode, self.items_VE = counting.beta, encode, items_VE
-        half_life = torch.tensor([counting.half_life], dtype=torch.float64)
-        self.stream = CountStream(events_before(data, split), half_life, data.num_items)
+        self.stream = counting.counts(data, split) if counts is None else counts
 
     def __call__(self, batch: EvalBatch) -> TileScores:
         out_BE = self.encode(batch.items, batch.times, batch.lengths, batch.t_now).float()
@@ -97,6 +110,13 @@ def events_before(data: Sequences | Stream, split: str) -> EventsInTime:
         return data.in_time(split)
     events = data.first_events(data.split_range(split)[0])
     return SortedEvents(data.items[events], data.times[events])
+
+
+def time_unit(data: Sequences | Stream) -> int:
+    """The unit of all times, in seconds; of a stream it takes a pass over all events."""
+    if isinstance(data, Sequences):
+        return grain(data.times)
+    return min(data.over_blocks(lambda user, block: grain(block.times)))  # each unit divides the larger ones
 
 
 def live_scores(

@@ -29,6 +29,11 @@ class Drawn(NamedTuple):
     users_D: Tensor
 
 
+def as_it_is(data: Sequences) -> Sequences:
+    """The view that changes nothing."""
+    return data
+
+
 def some_users(data: Sequences, split: str, most: int, generator: torch.Generator) -> Tensor:
     """Some users of a split, at random, in the order of t_now."""
     users = data.eval_users(split)

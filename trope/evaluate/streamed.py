@@ -1,7 +1,7 @@
 """Evaluation of a stream: the users of one block after the other, each block ranked as a store of its own.
 
-A user's ranks depend on the model, on that user's events, and for a pulse on everybody's counts at that user's moment,
-so they are those of the whole store. A holdout has one moment, and all events are counted once. Under the other
+A user's ranks depend on the model, on that user's events, and for what counts on everybody's counts at that user's
+moment, so they are those of the whole store. A holdout has one moment, and all events are counted once. Under the other
 protocols each user has a moment, and all events are counted once for each block.
 """
 
@@ -24,16 +24,16 @@ def evaluate(
 ) -> EvalResult:
     """Rank the catalogue for every user of a split by a model.
 
-    data: on the model's device, in memory or a stream. The rest is as in `trope.evaluate.evaluation.evaluate`; a stream
-    is not ranked by "MODEL + counting".
+    data: on the model's device, in memory or a stream. The rest is as in `trope.evaluate.evaluation.evaluate`.
     """
     if isinstance(data, Sequences):
         return evaluation.evaluate(model, data, split, filter_seen, max_len, **options)
-    assert options.get("counting") is None, "a stream has no control"
     if not data.can_evaluate(split):
         raise ValueError(no_users(data, split))
-    pulse, counts = fitted_pulse(model), None
-    if pulse is not None and options.get("live", True):
+    pulse, counts, counting = fitted_pulse(model), None, options.get("counting")
+    if counting is not None:
+        counts = counting.counts(data, split)
+    elif pulse is not None and options.get("live", True):
         counts = pulse.count_in_time(data.in_time(split))
 
     def rank(user: int, block: Sequences) -> EvalResult | None:

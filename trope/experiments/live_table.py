@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import types
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -31,12 +32,14 @@ class LiveTable:
         self.states = {run.folder: "done before" if run.is_finished else "waiting" for run in runs}
         self.progress = {run.folder: Progress.of(run).update() for run in runs}
         self.reasons: dict[object, str] = {}
+        self._began: dict[object, float] = {}  # of the runs that this command trains
+        self._took: dict[object, float] = {}
         self._drawn = time.monotonic()
         self._live: Live | None = None
 
     def began(self, run: Run) -> None:
         """Note that a run was started."""
-        self.states[run.folder] = "training"
+        self.states[run.folder], self._began[run.folder] = "training", time.monotonic()
         if self._live is None:
             self._say(run, "training")
 
@@ -44,6 +47,7 @@ class LiveTable:
         """Note that a run ended or failed."""
         run = outcome.run
         self.states[run.folder] = "done" if outcome.failure is None else "failed"
+        self._took[run.folder] = outcome.seconds
         progress = self.progress[run.folder].update()
         if outcome.failure is not None:
             self.reasons[run.folder] = outcome.failure
@@ -60,7 +64,7 @@ class LiveTable:
             if state == "training":
                 progress = self.progress[folder].update()
                 if self._live is None:
-                    self._say(progress.run, f"{how_far(progress)}, {progress.seconds:.0f} s")
+                    self._say(progress.run, f"{how_far(progress)}, {self._seconds(folder):.0f} s")
         if self._live is not None:
             self._live.update(self.table(), refresh=True)
 
@@ -88,10 +92,16 @@ class LiveTable:
         best = "" if progress.best is None else f"{100 * progress.best:.2f}"
         shown = "refitting" if state == "training" and progress.is_refitting else state
         texts = [
-            progress.run.folder.name, shown, f"{progress.epoch}/{progress.epochs}", best, f"{progress.seconds:.0f}",
-            reason,
+            progress.run.folder.name, shown, f"{progress.epoch}/{progress.epochs}", best,
+            f"{self._seconds(progress.run.folder):.0f}", reason,
         ]  # fmt: skip
         return [Text(printable(text), _STYLES.get(state, "")) for text in texts]
+
+    def _seconds(self, folder: Path) -> float:
+        """How long this command has trained a run, pulse and test included; of one done before, its training."""
+        if folder in self._took or folder not in self._began:
+            return self._took.get(folder, self.progress[folder].seconds)
+        return time.monotonic() - self._began[folder]
 
     def _say(self, run: Run, said: str, count: str = "") -> None:
         self.console.print(Text(printable(f"{count:>7}  {run.folder.name:<24} {said}")))

@@ -31,10 +31,11 @@ from trope.data.catalogue import Catalogue
 from trope.data.folder import sha256_of
 from trope.data.sequences import Sequences
 from trope.data.views import asked_at, trained_until
-from trope.evaluate.baselines import DecayedPopular, Events, batch_size, half_lives
+from trope.evaluate.baselines import Events, MostPopular, batch_size, decayed_counts, half_lives
 from trope.evaluate.evaluation import EvalResult, encoder, evaluate, fitted_pulse, rank_users
 from trope.evaluate.live import LiveScorer, users_at_a_time
 from trope.evaluate.ranking.tiles import USERS_AT_A_TIME
+from trope.models.pulse import SortedEvents
 from trope.models.recommender import SequentialRecommender
 from trope.runs import (
     BEST,
@@ -324,7 +325,8 @@ def rank(model: SequentialRecommender, view: Sequences, config: Config, counted_
 
 def by_counts(view: Sequences, half_life: int, config: Config) -> EvalResult:
     """Rank the catalogue at a tick by everybody's decayed counts alone."""
-    scorer = DecayedPopular(view, half_life, Events.of(view, "test"))
+    events = SortedEvents(*Events.of(view, "test"))
+    scorer = decayed_counts(MostPopular(view), events, [half_life])[half_life]
     seen, max_len = config.eval.filter_seen, config.model.max_len
     return rank_users(scorer, view, "test", seen, max_len, batch=batch_size(view))
 

@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, default_pg_ti
 from torch.distributed.rendezvous import rendezvous
 
 from trope.devices import choose_device
+from trope.train.silence import limit_silence
 
 T = TypeVar("T")
 _INTERFACE = (
@@ -171,6 +172,7 @@ def process_group(device: str, patience: timedelta | None = None) -> Iterator[Gr
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     with _lost("processes cannot reach each other", f"; {_INTERFACE}"):
         dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=patience)
+    limit_silence()
     with _lost("another process was lost"):
         yield Group(rank, size, chosen, named)
     # Not after an error: NCCL would wait here for the others, which wait for this process.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
 from trope.config import Config
-from trope.data.printable import counted
+from trope.data.printable import counted, printable
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
 from trope.evaluate.counting import choose_counting, read_counting
@@ -73,7 +73,7 @@ def train(
     """Train a model into the run folder `out`; returns what metrics.json holds.
 
     Args:
-        data: a prepared dataset; a stream of one trains within its memory, and has no control "MODEL + counting".
+        data: a prepared dataset; a stream of one trains within its memory.
         device: auto, cpu, cuda, or one GPU such as cuda:1.
         resume: continue the run in `out`, or begin it where there is none yet.
         progress: show a bar.
@@ -101,11 +101,12 @@ def train(
                 tqdm.write(line)
 
         if isinstance(data, Stream):
-            check_streamed(data, config)
+            check_streamed(data)
         if config.model.pulse and data.validates_on_test:
             data = data.with_own_validation()
         all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
         trainer = Trainer(data, config, run, group, resume, None, lock)
+        say_resumed(trainer, say)
         trainer.run(stop, checkpoint_seconds, progress)
         chosen, seconds = trainer.state, trainer.state.seconds
         if config.model.pulse:
@@ -121,6 +122,7 @@ def train(
             if isinstance(all_data, Stream) and chosen.cursor is not None:
                 all_data = all_data.in_blocks_of(Cursor(*chosen.cursor).window)  # however much memory there is now
             trainer = Trainer(all_data, config, run / REFIT, group, True, factors)
+            say_resumed(trainer, say)
             trainer.run(stop, checkpoint_seconds, progress)
             trainer.take_pulse(run, chosen.best_epoch)
             trainer.publish(run)
@@ -132,6 +134,14 @@ def train(
         if progress and group.is_first:
             tqdm.write(say_result(summary, config.train.criterion, run))
         return summary
+
+
+def say_resumed(trainer: Trainer, say: Callable[[str], None]) -> None:
+    """Say where a run goes on, if it does not begin now."""
+    state = trainer.state
+    if state.step and not trainer.is_finished:
+        folder = printable(trainer.run_folder)
+        say(f"{folder} goes on in epoch {state.epoch + 1} of {trainer.epochs}, after step {state.step:,}")
 
 
 class Trainer:
@@ -315,11 +325,9 @@ class Trainer:
 
     def choose_counting(self) -> None:
         """Choose the control "MODEL + counting" for the model that validation chose, unless that was done."""
-        if isinstance(self.data, Sequences):  # a stream has no such control
-            data = self.data
-            self.group.first_does("counting", lambda: self._choose_counting(data))
+        self.group.first_does("counting", self._choose_counting)
 
-    def _choose_counting(self, data: Sequences) -> None:
+    def _choose_counting(self) -> None:
         run, epoch = self.run_folder, self.state.best_epoch
         # A refitted model has seen the validation events: what was not chosen before is not chosen then.
         if self._may_be_refitted or read_counting(run, epoch) is not None:
@@ -327,7 +335,7 @@ class Trainer:
         with written_into(run):
             model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
             if fitted_pulse(model) is None:
-                found = choose_counting(model, data, self.config, seed_for(self.config.train.seed, "counting"))
+                found = choose_counting(model, self.data, self.config, seed_for(self.config.train.seed, "counting"))
                 write_json(run / COUNTING, seal({"best_epoch": epoch, **found}))
 
     def take_pulse(self, run: Path, epoch: int) -> None:

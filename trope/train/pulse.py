@@ -30,12 +30,12 @@ from trope.data.sequences import EvalBatch, Sequences
 from trope.data.stream import Stream
 from trope.data.views import asked_within
 from trope.evaluate.evaluation import encoder
-from trope.evaluate.live import LiveScorer, events_before
+from trope.evaluate.live import LiveScorer, events_before, time_unit
 from trope.evaluate.metrics import Places, average, per_user
 from trope.evaluate.ranking import Cells, count_places
-from trope.evaluate.some_users import Drawn, View, draw_users
+from trope.evaluate.some_users import Drawn, View, as_it_is, draw_users
 from trope.models.pulse import HALF_LIVES, PERIODS, Pulse
-from trope.models.pulse.counts import grain, half_lives_within
+from trope.models.pulse.counts import half_lives_within
 from trope.models.pulse.head import WEIGHTS, part_scales, scale_features
 from trope.models.pulse.own import FEATURES
 from trope.models.recommender import SequentialRecommender
@@ -100,7 +100,7 @@ def fit_pulse(model: SequentialRecommender, data: Sequences | Stream, config: Co
     assert pulse is not None
     is_holdout = data.protocol.name == "holdout"
     pulse.get_buffer("age_unit").fill_(age_unit(data))
-    grid = _unit(data)
+    grid = time_unit(data)
     active = half_lives_within(grid, data.time_span[1] - data.time_span[0])
     active += [len(HALF_LIVES) + place for place in pulse.periods if PERIODS[place] > grid]
     asked = list(_ask(model, data, config, seed))
@@ -160,13 +160,6 @@ def read_pulse(run: Path, epoch: int) -> dict[str, Any] | None:
     return found if found["best_epoch"] == epoch else None
 
 
-def _unit(data: Sequences | Stream) -> int:
-    """The unit of all times, in seconds."""
-    if isinstance(data, Sequences):
-        return grain(data.times)
-    return min(data.over_blocks(lambda user, block: grain(block.times)))  # each unit divides the larger ones
-
-
 def _ask(model: SequentialRecommender, data: Sequences | Stream, config: Config, seed: int) -> Iterator[Asked]:
     """The users to fit on, in batches."""
     is_holdout = data.protocol.name == "holdout"
@@ -177,7 +170,7 @@ def _ask(model: SequentialRecommender, data: Sequences | Stream, config: Config,
     cells = MOST_CELLS[data.device.type] // min(data.num_items, MOST_ITEMS)
     most = min(MOST_USERS, max(LEAST_USERS, cells))
     if not is_holdout:
-        views, ends = [_as_it_is], [None]
+        views, ends = [as_it_is], [None]
     drawn = draw_users(data, views, "valid", most // len(views), generator)
     candidates_S = _candidates(drawn, generator)
     model.train(False)
@@ -195,10 +188,6 @@ def _ask(model: SequentialRecommender, data: Sequences | Stream, config: Config,
             scorer = LiveScorer(model.pulse, encode, items_VE, view, "valid", until, counts)
             for part in users.split(_BATCH[data.device.type]):
                 yield _features(scorer, view.eval_batch("valid", part, config.model.max_len), candidates_S, config)
-
-
-def _as_it_is(data: Sequences) -> Sequences:
-    return data
 
 
 def _windows(protocol: Protocol) -> list[tuple[int, int]]:

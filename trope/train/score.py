@@ -40,8 +40,7 @@ def score_test(
         "filter_seen": config.eval.filter_seen,
         "data": data.describe(),
     }
-    if isinstance(data, Sequences):
-        summary |= score_counting(model, data, config, read_counting(run, chosen.best_epoch), result)
+    summary |= score_counting(model, data, config, read_counting(run, chosen.best_epoch), result)
     with written_into(run):
         saved_ranks.save(run, result, saved_ranks.About.of(data, "test", config))
         write_json(run / METRICS, seal(summary))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from trope.config import Config
 from trope.data.sequences import Sequences
 from trope.evaluate.baselines import NAMES, baselines, batch_size, chosen_half_lives, equal_baselines
-from trope.evaluate.evaluation import rank_users
+from trope.evaluate.evaluation import rank_all
 from trope.evaluate.saved_ranks import About
 from trope.figures.run_files import NAMES as METRICS
 from trope.figures.run_files import is_number
@@ -40,10 +40,9 @@ def count_baselines(data: Sequences, config: Config, out: Path, device: str) -> 
         return kept
     with process_group(device) as group:
         store = data.to(group.device)
-        scorers, metrics = baselines(store, "test", config), {}
-        for name, scorer in scorers.items():
-            seen, max_len = config.eval.filter_seen, config.model.max_len
-            metrics[name] = rank_users(scorer, store, "test", seen, max_len, batch=batch_size(store)).metrics
+        scorers, seen, max_len = baselines(store, "test", config), config.eval.filter_seen, config.model.max_len
+        ranked = rank_all(scorers, store, "test", seen, max_len, batch=batch_size(store))
+        metrics = {name: result.metrics for name, result in ranked.items()}
         counted = Counted(metrics, equal_baselines(scorers, store, "test"), chosen_half_lives(scorers))
     write_json(path, seal({"about": about, **counted._asdict()}))
     return counted

@@ -149,6 +149,19 @@ class CountStream:
 
         Moments before those of the last call begin with the first event again.
         """
+        for moment in self._each(moments):
+            shares_KV = self.counts.log_shares()
+            if self.seasons is not None:
+                shares_KV = torch.cat((shares_KV, self.seasons.log_shares(moment)))
+            yield shares_KV
+
+    def counts_at(self, moments: Tensor) -> Iterator[Tensor]:
+        """The counts themselves, float64 [K, V + 1]; each is good until the next one is asked for."""
+        for _ in self._each(moments):
+            yield self.counts.counts_KV
+
+    def _each(self, moments: Tensor) -> Iterator[int]:
+        """Go on to each moment."""
         asked = moments.tolist()
         if asked and self.counts.moment is not None and asked[0] < self.counts.moment:
             self.events.restart()
@@ -159,10 +172,7 @@ class CountStream:
                 self.counts.add(items_N, times_N)
                 if self.seasons is not None:
                     self.seasons.add(items_N, times_N)
-            shares_KV = self.counts.log_shares()
-            if self.seasons is not None:
-                shares_KV = torch.cat((shares_KV, self.seasons.log_shares(moment)))
-            yield shares_KV
+            yield moment
 
     def _begin(self) -> None:
         self.counts = DecayedCounts(self._half_lives, self._num_items)
