@@ -111,6 +111,22 @@ def test_the_others_go_on_without_a_machine(data: Path, undisturbed: Path, tmp_p
     check_equal(cluster.run, undisturbed)
 
 
+@pytest.mark.parametrize("nodes", ["2", "1:2"])
+def test_a_cable_that_is_out_for_a_moment_changes_nothing(
+    data: Path, undisturbed: Path, tmp_path: Path, nodes: str
+) -> None:
+    cluster = cluster_of(nodes, 2, data, tmp_path / "run")
+    with running(2, cluster) as (machines, jobs):
+        machines[1].cut()
+        epoch = cluster.epoch()
+        time.sleep(20)
+        assert cluster.epoch() <= epoch + 1, "the others waited"
+        machines[1].mend()
+        assert cluster.ends(jobs) == [0, 0], cluster.said()
+    assert "another process was lost" not in cluster.said()
+    check_equal(cluster.run, undisturbed)
+
+
 @pytest.mark.parametrize("is_cut", [False, True], ids=["killed", "cut"])
 def test_without_the_first_machine_the_others_end(data: Path, undisturbed: Path, tmp_path: Path, is_cut: bool) -> None:
     """The rendezvous is lost with it. The others start again with another first machine, whatever the old one does."""

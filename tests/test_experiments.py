@@ -94,7 +94,7 @@ def fake_runs(out: Path, count: int = 3) -> list[Run]:
 def fake_command(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> None:
     """Runs m0, m1, … do these instead of training, the last script for all that follow."""
 
-    def command(self: Run, data: Path, device: str) -> list[str]:
+    def command(self: Run, data: Path, device: str, memory: int | None) -> list[str]:
         script = scripts[min(int(self.variant.name[1:]), len(scripts) - 1)]
         return [sys.executable, "-S", "-c", script, str(self.folder)]
 
@@ -212,10 +212,10 @@ def test_a_run_that_fails_is_reported_and_the_others_finish(
     """One folder holds the beginning of another run, one is a file; the third run is trained, the fourth was before."""
     out, command = tmp_path / "runs", Run.command
 
-    def quick_command(self: Run, data: Path, device: str) -> list[str]:
+    def quick_command(self: Run, data: Path, device: str, memory: int | None) -> list[str]:
         if self.folder.name == "hstu-seed1":  # a training of which we know the end
             return ["cp", "-r", f"{trained / self.folder.name}/.", str(self.folder)]
-        return command(self, data, device)
+        return command(self, data, device, memory)
 
     monkeypatch.setattr(Run, "command", quick_command)
     shutil.copytree(trained / "sasrec-seed0", out / "sasrec-seed0")
@@ -239,7 +239,7 @@ def test_a_run_that_fails_is_reported_and_the_others_finish(
 def test_without_two_models_left_there_is_no_comparison(
     data: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Run, "command", lambda self, data, device: [sys.executable, "-S", "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(Run, "command", lambda self, *_: [sys.executable, "-S", "-c", "raise SystemExit(3)"])
     with pytest.raises(
         ValueError, match=r"needs two models, but 0 could be trained; the reasons are in .*runs/\*/output.txt"
     ):

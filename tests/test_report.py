@@ -218,7 +218,7 @@ def test_baselines_are_ranked_once(data: Sequences, reported: Path, monkeypatch:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("ranked again")
 
-    monkeypatch.setattr("trope.experiments.report.baselines.rank_all", refuse)
+    monkeypatch.setattr("trope.experiments.report.baselines.rank_baselines", refuse)
     compare(data, reported)
     assert (reported / "report.md").read_text() == before
     kept = json.loads((reported / "baselines.json").read_text())

@@ -13,17 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streams import MUCH, memory_for, train_in_memory
 from test_stream_pulse import PROTOCOLS, days_of_fashion
-from training import one_thread, tiny
+from training import SIZE, one_thread, tiny
+from typer.testing import CliRunner
 
+from trope.cli.main import app
 from trope.data.protocols import Protocol
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
 from trope.evaluate import streamed_baselines
-from trope.evaluate.baselines import RECENT, baselines, batch_size, equal_baselines
+from trope.evaluate.baselines import NAMES, RECENT, baselines, batch_size, equal_baselines
 from trope.evaluate.counting import choose_counting
 from trope.evaluate.evaluation import EvalResult, rank_all
 from trope.evaluate.streamed_baselines import rank_baselines
 from trope.evaluate.window_counts import WindowCounts
+from trope.experiments.advice import advice
+from trope.experiments.pool import Variant
+from trope.experiments.report.baselines import count_baselines
+from trope.experiments.train_many import train_many
 from trope.models.pulse import SortedEvents
 from trope.models.recommender import SequentialRecommender
 from trope.runs import COUNTING
@@ -110,3 +116,21 @@ def test_a_streamed_run_has_the_control_of_a_run_in_memory(tmp_path: Path, monke
     chosen = [json.loads((tmp_path / name / COUNTING).read_text()) for name in ("stream", "memory")]
     assert chosen[0] == chosen[1] and chosen[0]["beta"] > 0
     assert streamed["test_with_counting"] == whole["test_with_counting"] != whole["test"]
+
+
+def test_a_comparison_streams_its_trainings_and_counts_as_in_memory(tmp_path: Path) -> None:
+    path = days_of_fashion(tmp_path, "holdout")
+    memory = memory_for(path, 2, tiny())
+    trained = train_many(
+        path, [Variant("a", "hstu", (*SIZE, "train.epochs=1"))], 1, 1, tmp_path, "cpu", memory=str(memory)
+    )
+    assert trained.failures == []
+    (state, *_) = trained.runs[0].folder.glob("checkpoints/*/state.json")
+    assert json.loads(state.read_text())["cursor"] is not None, "it was streamed"
+    config = trained.runs[0].config
+    streamed = count_baselines(trained.data, config, tmp_path / "stream", "cpu")
+    assert streamed == count_baselines(Sequences.load(path), config, tmp_path / "memory", "cpu")
+    assert list(streamed.metrics) == [*NAMES, *streamed.half_lives]
+    assert advice(trained.data, trained.runs, "cpu") == advice(Sequences.load(path), trained.runs, "cpu")
+    done = CliRunner().invoke(app, ["compare", str(tmp_path), str(tmp_path), "--memory", "1GB"])
+    assert isinstance(done.exception, ValueError) and "--memory are for training" in str(done.exception)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trope.cli.compare import BootstrapSeed, Device, Jobs, Json, Resamples, TrainMissing
+from trope.cli.train import Memory
 
 
 def _print_rows(value: bool) -> None:
@@ -39,6 +40,7 @@ def ablate(
         list[str] | None, typer.Option("--set", help="group.field=value for every row; may be repeated.")
     ] = None,
     device: Device = "auto",
+    memory: Memory = None,
     train: TrainMissing = True,
     resamples: Resamples = 10_000,
     seed: BootstrapSeed = 0,
@@ -67,7 +69,7 @@ def ablate(
     from trope.experiments.train_many import train_many
     from trope.runs import write_json
 
-    trained = train_many(data, asked, seeds, jobs, out, device, train)
+    trained = train_many(data, asked, seeds, jobs, out, device, train, memory)
     if next(iter(trained.values), None) != FULL or len(trained.values) < 2:
         raise ValueError(
             f"an ablation needs the full model and another row, but {', '.join(trained.values) or 'none'} could be "

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trope.cli.train import Memory
+
 if TYPE_CHECKING:
     from trope.evaluate.compare import Comparison
     from trope.experiments.report.baselines import Baselines
@@ -63,6 +65,7 @@ def compare(
         list[str] | None, typer.Option("--set", help="group.field=value for every model; may be repeated.")
     ] = None,
     device: Device = "auto",
+    memory: Memory = None,
     train: TrainMissing = True,
     split: Annotated[str, typer.Option(help="Which ranks of runs to compare: test or valid.")] = "test",
     resamples: Resamples = 10_000,
@@ -88,8 +91,10 @@ def compare(
 
     failed = False
     if models is None:
-        if variant or config or settings:
-            raise ValueError("--variant, --config and --set are for training: give --models, one dataset and --out")
+        if variant or config or settings or memory:
+            raise ValueError(
+                "--variant, --config, --set and --memory are for training: give --models, one dataset and --out"
+            )
         from trope.experiments.report.controls import run_controls
         from trope.experiments.report.warnings import run_warnings
 
@@ -112,7 +117,7 @@ def compare(
         variants = choose(models.split(","), variant or [], common)
         if len(variants) < 2:
             raise ValueError(f"a comparison needs two models, got --models {models}")
-        trained = train_many(paths[0], variants, seeds, jobs, out, device, train)
+        trained = train_many(paths[0], variants, seeds, jobs, out, device, train, memory)
         comparison, baselines, page = _compare(trained, common, out, device, resamples, seed)
         about, failed = describe(trained, common, baselines), bool(trained.failures)
         controls = about["with_counting"]

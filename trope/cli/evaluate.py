@@ -35,8 +35,6 @@ def evaluate(
     from trope.data.sequences import Sequences
     from trope.data.stream import Stream, parse_bytes
     from trope.evaluate import saved_ranks
-    from trope.evaluate.baselines import baselines, batch_size, equal_baselines
-    from trope.evaluate.evaluation import rank_all
     from trope.evaluate.streamed import evaluate as evaluate_model
     from trope.evaluate.streamed_baselines import rank_baselines
     from trope.models.recommender import SequentialRecommender
@@ -62,17 +60,12 @@ def evaluate(
     watched = sys.stderr.isatty()  # a file of bars is of no use
     ours = evaluate_model(model, store, split, config.eval.filter_seen, max_len, progress=watched)
     results = {run.resolve().name: ours}
-    if isinstance(store, Stream):
-        counted, notes = rank_baselines(store, split, config, watched)
-        results |= counted
-    else:
-        scorers, batch, seen = baselines(store, split, config), batch_size(store), config.eval.filter_seen
-        results |= rank_all(scorers, store, split, seen, max_len, progress=watched, batch=batch)
-        notes = equal_baselines(scorers, store, split)
+    counted = rank_baselines(store, split, config, watched)
+    results |= counted.results
     about = saved_ranks.About.of(store, split, config)
     saved = saved_ranks.save(run, ours, about)
     title = f"{store.path.name}, {about.protocol}, {split}, filter_seen {about.filter_seen}"
-    _show(results, title, notes)
+    _show(results, title, counted.equal)
     typer.echo(f"\nranks: {saved}")
     if json is not None:
         write_json(json, {**vars(about), **_summary(results), "environment": environment.describe()})

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trope.cli.train import exit_codes, is_first
+from trope.cli.train import Memory, exit_codes, is_first
 
 
 def fit(
@@ -24,6 +24,7 @@ def fit(
     checkpoint_seconds: Annotated[
         float, typer.Option(help="Longest time without a checkpoint; there is one after each epoch anyway.")
     ] = 300.0,
+    memory: Memory = None,
 ) -> None:
     """Train on every event, the test's too, as a finished run was trained: the model to deploy.
 
@@ -31,6 +32,7 @@ def fit(
     """
     from trope.data.printable import counted
     from trope.data.sequences import Sequences
+    from trope.data.stream import Stream, parse_bytes
     from trope.runs import check_out
     from trope.train.fit import fit as run_fit
     from trope.train.fit import match_items, read_recipe
@@ -39,7 +41,7 @@ def fit(
     recipe = read_recipe(like)
     if is_first():  # before the data are read; a folder that another process makes is no reason
         check_out(out, resume)
-    store = Sequences.load(data)
+    store = Sequences.load(data) if memory is None else Stream.open(data, parse_bytes(memory, "--memory"))
     found, measured = match_items(like, store), measured_in(like)
     if is_first():
         typer.echo(

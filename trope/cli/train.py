@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from trope.data.sequences import Sequences
 
 DEFAULT_MODEL = "trope"
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        help="Stream the dataset's shards (`trope prepare --shard-users`): each training keeps at most so much of them "
+        "in memory, such as 2GB. Model and optimiser come on top. Default: load all."
+    ),
+]
 
 
 def train(
@@ -48,13 +55,7 @@ def train(
     checkpoint_seconds: Annotated[
         float, typer.Option(help="Longest time without a checkpoint; there is one after each epoch anyway.")
     ] = 300.0,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Stream the dataset's shards (`trope prepare --shard-users`): keep at most so much of them in memory, "
-            "such as 2GB. Model and optimiser come on top. Default: load all."
-        ),
-    ] = None,
+    memory: Memory = None,
 ) -> None:
     """Train a model on a prepared dataset, and test the best one.
 

@@ -25,6 +25,11 @@ def validation_as_training(splits_4U: Tensor) -> Tensor:
     return torch.stack((valid_end, valid_end, test_start, test_end))
 
 
+def all_as_training(offsets: Tensor) -> Tensor:
+    """Every event is training: nothing is left to validate or test on. offsets: [U + 1]."""
+    return torch.stack((offsets.diff().to(torch.int32),) * 4)
+
+
 def check_refit(path: Path, protocol: Protocol, validates_on_test: bool) -> None:
     """Refuse to train on validation events that are test events."""
     if validates_on_test:

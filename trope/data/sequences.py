@@ -191,13 +191,17 @@ class Sequences:
         return self._tensors.get("baskets")
 
     def training_counts(self) -> torch.Tensor:
-        """How often each item was chosen in training, int64 [V]; some users at a time, since a log may be large."""
+        """How often each item was chosen in training, int64 [V]."""
         counts = torch.zeros(self.num_items + 1, dtype=torch.int64, device=self.device)
-        for users in torch.arange(self.num_users, device=self.device).split(1 << 16):
-            begins = self.offsets[users]
-            places = flatten_ranges(begins, begins + self.train_end[users]).places_T
+        for places in self.training_places():
             counts += torch.bincount(self.items[places].long(), minlength=self.num_items + 1)
         return counts[1:]
+
+    def training_places(self) -> Iterator[torch.Tensor]:
+        """Places in the store of the training events, of some users at a time, since a log may be large."""
+        for users in torch.arange(self.num_users, device=self.device).split(1 << 16):
+            begins = self.offsets[users]
+            yield flatten_ranges(begins, begins + self.train_end[users]).places_T
 
     def ids(self, name: str) -> files.Ids | None:
         """Original `user_ids`, `item_ids` (position 0 is dense item 1), `item_names` or `basket_ids`, if stored."""

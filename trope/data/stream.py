@@ -27,7 +27,7 @@ from trope.data.catalogue import write_catalogue
 from trope.data.checks import check_shard, check_shard_users, read_protocol
 from trope.data.in_time import InTime
 from trope.data.protocols import Protocol
-from trope.data.recut import check_refit, own_validation, validation_as_training
+from trope.data.recut import all_as_training, check_refit, own_validation, validation_as_training
 from trope.data.run_data import check_run_data, describe_data, folder_of_run, ids_of
 from trope.data.sequences import SPLITS, Sequences
 from trope.data.shard_files import SameFiles, one_line_if_unreadable, read_shards, shard_sizes
@@ -74,7 +74,7 @@ class Stream:
         self.most_shards = len(self.sizes)  # of a block, however much memory there is
         self.validates_on_test = self.protocol.name == "loo-paper"
         self._cuts: tuple[Callable[[Tensor], Tensor], ...] = ()  # what is done to the splits of each block
-        self._trains_on_validation = False
+        self._trains_on_validation = self._trains_on_all = False
         self._span: tuple[int, int] | None = None
         self._unseen = set(range(len(self.sizes))) if verify else set()
         self._same = SameFiles()
@@ -122,6 +122,12 @@ class Stream:
         other._cuts, other._trains_on_validation = (*self._cuts, validation_as_training), True
         return other
 
+    def all_training(self) -> Stream:
+        """As `trope.data.views.all_training`. The time span takes a pass over all events when it is first asked for."""
+        other = copy(self)
+        other._trains_on_all, other._span = True, None
+        return other
+
     def in_blocks_of(self, shards: int) -> Stream:
         """The same stream, whose blocks have no more shards than this."""
         other = copy(self)
@@ -163,7 +169,7 @@ class Stream:
     @property
     def time_span(self) -> tuple[int, int]:
         """First and last time of the training events, Unix seconds."""
-        if not self._trains_on_validation:
+        if not (self._trains_on_validation or self._trains_on_all):
             first, last = self.meta["time_span"]["train"]
             return int(first), int(last)
         if self._span is None:
@@ -175,6 +181,8 @@ class Stream:
         """Whether `valid` or `test` has a user."""
         if split not in SPLITS:
             raise ValueError(f"split must be 'valid' or 'test', got {split!r}")
+        if self._trains_on_all:
+            return False
         if self._cuts:
             shards = range(len(self.sizes))
             return any(self.read([shard], ("offsets", "splits")).data.can_evaluate(split) for shard in shards)
@@ -198,6 +206,7 @@ class Stream:
 
     def in_time(self, split: str) -> InTime:
         """The events of the histories of `valid`, which are the training events, or of `test`, in the order of time."""
+        assert not self._trains_on_all, "events of the test are on disk by user only"
         if not self._runs:
             self._runs.append(EventRuns(self.path, self.meta, self._verify))
         # Where validation is the test, training holds all before it.
@@ -223,6 +232,8 @@ class Stream:
         tensors = {name: torch.from_numpy(array) for name, array in loaded.arrays.items()}
         for cut in self._cuts:
             tensors["splits"] = cut(tensors["splits"])
+        if self._trains_on_all:
+            tensors["splits"] = all_as_training(tensors["offsets"])
         for name in {"items", "times"} - tensors.keys():
             tensors[name] = torch.empty(0, dtype=torch.int64)
         roomy = Sequences(self.path, self.meta, tensors)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trope.data.recut import all_as_training
 from trope.data.sequences import Sequences
 
 
 def all_training(data: Sequences) -> Sequences:
     """Every event is training: nothing is left to validate or test on."""
-    lengths_U = data.offsets.diff().to(data.train_end.dtype)
-    return data.with_splits(torch.stack((lengths_U,) * 4), time_span=_span(data, lengths_U))
+    splits = all_as_training(data.offsets)
+    return data.with_splits(splits, time_span=_span(data, splits[0]))
 
 
 def trained_until(data: Sequences, moment: int) -> Sequences:

@@ -25,9 +25,12 @@ from trope.evaluate.baselines import (
     Again,
     BatchCounts,
     MostPopular,
+    baselines,
     batch_size,
     choose_half_lives,
+    chosen_half_lives,
     decayed_counts,
+    equal_baselines,
     say_equal,
 )  # fmt: skip
 from trope.evaluate.evaluation import EvalResult, Scorer, rank_all
@@ -38,23 +41,33 @@ from trope.times import say_short
 
 
 class Ranked(NamedTuple):
-    """Results by the baselines' names in tables, and a sentence for each that equals another one."""
+    """Results by the baselines' names in tables, a sentence for each that equals another one, and chosen half-lives."""
 
     results: dict[str, EvalResult]
     equal: list[str]
+    half_lives: dict[str, int]  # seconds, by the name of the baseline
 
 
-def rank_baselines(stream: Stream, split: str, config: Config, progress: bool = False) -> Ranked:
-    """Rank the catalogue for every user of a split by counting; see `trope.evaluate.baselines.baselines`."""
+def rank_baselines(data: Sequences | Stream, split: str, config: Config, progress: bool = False) -> Ranked:
+    """Rank the catalogue for every user of a split by counting; see `trope.evaluate.baselines`."""
+    if isinstance(data, Stream):
+        return _rank_stream(data, split, config, progress)
+    scorers, seen, max_len = baselines(data, split, config), config.eval.filter_seen, config.model.max_len
+    results = rank_all(scorers, data, split, seen, max_len, progress, batch=batch_size(data))
+    return Ranked(results, equal_baselines(scorers, data, split), chosen_half_lives(scorers))
+
+
+def _rank_stream(stream: Stream, split: str, config: Config, progress: bool) -> Ranked:
     popular = MostPopular(stream)
     windows = _Windows(stream, split)
     counts = BatchCounts(windows.at)
     everybody: dict[str, Scorer] = {MOST_POPULAR: popular}
     everybody |= {name: PopularInWindow(popular, counts, place) for place, name in enumerate(RECENT)}
-    chosen = choose_half_lives(stream, popular, config)
+    chosen, half_lives = choose_half_lives(stream, popular, config), {}
     if chosen is not None:
-        decayed = decayed_counts(popular, stream.in_time(split), [chosen.decayed])
-        everybody[f"{DECAYED}, {say_short(chosen.decayed)}"] = decayed[chosen.decayed]
+        name = f"{DECAYED}, {say_short(chosen.decayed)}"
+        everybody[name] = decayed_counts(popular, stream.in_time(split), [chosen.decayed])[chosen.decayed]
+        half_lives = {name: chosen.decayed, AGAIN: chosen.again}
     seen, max_len, batch = config.eval.filter_seen, config.model.max_len, batch_size(stream, len(RECENT) + 1)
 
     def rank(user: int, block: Sequences) -> dict[str, EvalResult]:
@@ -68,7 +81,7 @@ def rank_baselines(stream: Stream, split: str, config: Config, progress: bool = 
 
     blocks = [found for found in stream.over_blocks(rank) if found]
     results = {name: joined([found[name] for found in blocks]) for name in blocks[0]}
-    return Ranked(results, windows.say_equal())
+    return Ranked(results, windows.say_equal(), half_lives)
 
 
 class PopularInWindow:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from trope.config import Config
-from trope.data.sequences import Sequences
+from trope.data.folder import read_meta
 from trope.evaluate import saved_ranks
 from trope.evaluate.metrics import Floats, per_user
 from trope.figures.run_files import read_environment, read_metrics
@@ -72,11 +72,13 @@ class Run:
         """The config of the training."""
         return preset(self.variant.model, self.settings)
 
-    def command(self, data: Path, device: str) -> list[str]:
-        """The command that starts or continues the training."""
+    def command(self, data: Path, device: str, memory: int | None = None) -> list[str]:
+        """The command that starts or continues the training. memory: bytes to stream the data within."""
+        streamed = [] if memory is None else ["--memory", str(memory)]
         return [
             sys.executable, "-m", "trope", "train", str(data), "--out", str(self.folder), "--resume", "--no-progress",
             "--device", device, "--model", self.variant.model, *(part for s in self.settings for part in ("--set", s)),
+            *streamed,
         ]  # fmt: skip
 
     def failure(self) -> str:
@@ -110,10 +112,12 @@ def run_all(
     ended: Callable[[Outcome], None] | None = None,
     began: Callable[[Run], None] | None = None,
     tick: Callable[[], None] | None = None,
+    memory: int | None = None,
 ) -> list[Outcome]:
     """Train the runs that are not finished, `jobs` at a time.
 
-    began, ended: called as each run starts and ends. tick: called a few times a second.
+    began, ended: called as each run starts and ends. tick: called a few times a second. memory: bytes that each run
+    streams the data within, None to load them.
     """
     if jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {jobs}")
@@ -133,7 +137,7 @@ def run_all(
             while waiting and len(running) < jobs:
                 run = waiting.pop(0)
                 try:
-                    running.append((run, _start(run, data, device, jobs), time.monotonic()))
+                    running.append((run, _start(run, data, device, jobs, memory), time.monotonic()))
                 except OSError as error:
                     end(Outcome(run, 0.0, f"could not be started: {error}"))
                     continue
@@ -187,7 +191,7 @@ def mean_over_seeds(runs: Sequence[Run]) -> dict[str, dict[str, Floats]]:
 
 
 def _check_finished(runs: Sequence[Run], data: Path) -> None:
-    checksum = Sequences.load(data).meta["checksum"]
+    checksum = read_meta(data)["checksum"]
     for run in runs:
         if not run.is_finished:
             continue  # `trope train --resume` checks it itself
@@ -197,7 +201,7 @@ def _check_finished(runs: Sequence[Run], data: Path) -> None:
             raise ValueError(f"{run.folder} was trained on another dataset than {data}; choose another folder")
 
 
-def _start(run: Run, data: Path, device: str, jobs: int) -> subprocess.Popen[bytes]:
+def _start(run: Run, data: Path, device: str, jobs: int, memory: int | None) -> subprocess.Popen[bytes]:
     run.folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, PARENT: str(os.getpid())}
     if jobs > 1 and run.config.train.parts == 1:  # parts take one thread, and other bits with more
@@ -205,7 +209,7 @@ def _start(run: Run, data: Path, device: str, jobs: int) -> subprocess.Popen[byt
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
     with (run.folder / OUTPUT).open("wb") as output:
         return subprocess.Popen(
-            run.command(data, device),
+            run.command(data, device, memory),
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream, parse_bytes
 from trope.devices import choose_device
 from trope.evaluate.metrics import Floats
 from trope.experiments.advice import advice
@@ -25,7 +26,7 @@ class Trained:
     variant, the mean over its finished seeds, [U] each. failures: (run, reason) of this call.
     """
 
-    data: Sequences
+    data: Sequences | Stream
     variants: list[Variant]
     runs: list[Run]
     lines: list[dict[str, Any]]
@@ -34,13 +35,22 @@ class Trained:
 
 
 def train_many(
-    data: Path, variants: Sequence[Variant], seeds: int, jobs: int, out: Path, device: str, is_training: bool = True
+    data: Path,
+    variants: Sequence[Variant],
+    seeds: int,
+    jobs: int,
+    out: Path,
+    device: str,
+    is_training: bool = True,
+    memory: str | None = None,
 ) -> Trained:
     """Train the runs that are not finished, and write results.jsonl whenever a run ends.
 
-    is_training: False uses finished runs only, such as runs copied from another machine.
+    is_training: False uses finished runs only, such as runs copied from another machine. memory: what each run may hold
+    of a sharded dataset, such as 2GB; None loads it.
     """
-    sequences = Sequences.load(data)
+    most = None if memory is None else parse_bytes(memory, "--memory")
+    store = Sequences.load(data) if most is None else Stream.open(data, most)
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}")
     if out.exists() and not out.is_dir():
@@ -53,7 +63,7 @@ def train_many(
             "--no-train"
         )
     missing = [run for run in runs if not run.is_finished] if is_training else []
-    for line in advice(sequences, missing, choose_device(device).type) if missing else ():
+    for line in advice(store, missing, choose_device(device).type) if missing else ():
         typer.secho(f"trope: {line}", err=True)
     typer.echo(f"{len(runs)} runs in {out}, {len(finished)} finished before")
     with LiveTable(runs) as watch:
@@ -63,7 +73,7 @@ def train_many(
             watch.ended(outcome)
 
         asked = runs if is_training else finished  # finished runs are still checked
-        outcomes = run_all(asked, data, jobs, device, ended, watch.began, watch.tick)
+        outcomes = run_all(asked, data, jobs, device, ended, watch.began, watch.tick, most)
     failures = [(each.run.folder.name, each.failure) for each in outcomes if each.failure is not None]
     lines = write_results(runs, out)
-    return Trained(sequences, list(variants), runs, lines, mean_over_seeds(runs), failures)
+    return Trained(store, list(variants), runs, lines, mean_over_seeds(runs), failures)

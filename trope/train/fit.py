@@ -9,10 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm.auto import tqdm
+
 from trope.config import Config
 from trope.data.catalogue import Catalogue
 from trope.data.folder import sha256_of
 from trope.data.sequences import Sequences
+from trope.data.stream import Stream
 from trope.data.views import all_training
 from trope.models.pretrained import read_config
 from trope.runs import (
@@ -32,10 +35,11 @@ from trope.runs import (
 )  # fmt: skip
 from trope.train.checkpoint import Checkpoints, read_state, written_into
 from trope.train.distributed import process_group
-from trope.train.loop import Trainer
+from trope.train.loop import Trainer, say_resumed
 from trope.train.parts import for_device
 from trope.train.process import reproducible, stop_signals, threads_for
 from trope.train.pulse import read_pulse
+from trope.train.streamed import patience
 
 
 class Recipe(NamedTuple):
@@ -98,7 +102,7 @@ def read_recipe(run: Path) -> Recipe:
     return Recipe(config, factors, valid, test, pulse)
 
 
-def match_items(run: Path, data: Sequences) -> Matched:
+def match_items(run: Path, data: Sequences | Stream) -> Matched:
     """Compare the items of a run and of a dataset by their original ids; refuse what is not the same catalogue."""
     ids = data.ids("item_ids")
     if ids is None:
@@ -113,7 +117,7 @@ def match_items(run: Path, data: Sequences) -> Matched:
     return found
 
 
-def descend(kind: str, parent: Path, recipe: Recipe, data: Sequences, added: int) -> dict[str, Any]:
+def descend(kind: str, parent: Path, recipe: Recipe, data: Sequences | Stream, added: int) -> dict[str, Any]:
     """The lineage of a run that comes from `parent`, still without its steps.
 
     kind: fit or update. added: events that the parent's dataset has not.
@@ -136,7 +140,7 @@ def descend(kind: str, parent: Path, recipe: Recipe, data: Sequences, added: int
 
 
 def fit(
-    data: Sequences,
+    data: Sequences | Stream,
     like: str | Path,
     out: str | Path,
     device: str = "auto",
@@ -153,15 +157,18 @@ def fit(
     recipe = read_recipe(parent)
     match_items(parent, data)
     lineage = descend("fit", parent, recipe, data, data.num_events - read_data(parent)["events"])
+    every = data.all_training() if isinstance(data, Stream) else all_training(data)
     with (
-        process_group(device) as group,
+        process_group(device, patience(data)) as group,
         reproducible(group.device),
         threads_for(recipe.config),
         stop_signals() as stop,
         RunLock() as lock,
     ):
         config = for_device(recipe.config, group.device)
-        trainer = Trainer(all_training(data), config, run, group, resume, recipe.factors, lock, lineage)
+        trainer = Trainer(every, config, run, group, resume, recipe.factors, lock, lineage)
+        if progress and group.is_first:
+            say_resumed(trainer, tqdm.write)
         trainer.run(stop, checkpoint_seconds, progress)
         if group.is_first and recipe.trained_pulse is not None:
             with written_into(run):

@@ -46,7 +46,7 @@ from trope.train.rounds import Rounds
 from trope.train.score import score_test
 from trope.train.step import seed_for
 from trope.train.stepper import Stepper, is_sharded
-from trope.train.streamed import STREAM_PATIENCE, StreamFeed, check_streamed, go_on, make_feed
+from trope.train.streamed import StreamFeed, check_streamed, go_on, make_feed, patience
 
 LOG_EVERY = 50
 LEAST_EPOCHS = 10  # the paper's
@@ -85,10 +85,8 @@ def train(
         BlockingIOError: if another process trains into `out`.
         OSError: if the folder cannot be written, as when the disk is full.
     """
-    # Of a stream, the first process counts all events for the pulse while the others wait.
-    wait = STREAM_PATIENCE if isinstance(data, Stream) else None
     with (
-        process_group(device, wait) as group,
+        process_group(device, patience(data)) as group,
         reproducible(group.device),
         threads_for(config),
         stop_signals() as stop,
@@ -344,7 +342,8 @@ class Trainer:
         if found is not None:
             assert self.model.pulse is not None
             self.model.pulse.take_weights(found["weights"])
-            keep_counts(self.model, self.data)
+            if self.group.is_first:  # who publishes; of a stream it is a pass over all events
+                keep_counts(self.model, self.data)
 
     def publish(self, run: Path) -> None:
         """Make the model as it is now that of a run."""

@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from trope.config import Config
+from trope.data.in_time import PIECE
 from trope.data.protocols import Protocol
 from trope.data.sequences import EvalBatch, Sequences
 from trope.data.stream import Stream
 from trope.data.views import asked_within
 from trope.evaluate.evaluation import encoder
-from trope.evaluate.live import LiveScorer, events_before, time_unit
+from trope.evaluate.live import LiveScorer, time_unit
 from trope.evaluate.metrics import Places, average, per_user
 from trope.evaluate.ranking import Cells, count_places
 from trope.evaluate.some_users import Drawn, View, as_it_is, draw_users
@@ -145,11 +146,22 @@ def keep_counts(model: SequentialRecommender, data: Sequences | Stream) -> None:
     """Give the pulse everybody's counts right after the last training event, or now, if that event's clock was ahead:
     who serves the model goes on counting from there."""
     assert model.pulse is not None
-    stream = model.pulse.count_in_time(events_before(data, "valid"))
     (first, last), now = data.time_span, int(time.time())
     until = now if first < now <= last else last + 1
-    for _ in stream.at(torch.tensor([until], device=data.device)):
-        model.pulse.keep(stream)
+    counts = model.pulse.nothing_counted(until)
+
+    def count(user: int, block: Sequences) -> None:
+        for places in block.training_places():
+            for some in places[block.times[places] < until].split(PIECE):
+                counts.counts.add(block.items[some], block.times[some])
+                counts.seasons.add(block.items[some], block.times[some])
+
+    if isinstance(data, Stream):
+        for _ in data.over_blocks(count):
+            pass
+    else:
+        count(0, data)
+    model.pulse.keep(counts)
 
 
 def read_pulse(run: Path, epoch: int) -> dict[str, Any] | None:

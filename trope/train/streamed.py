@@ -32,8 +32,7 @@ from trope.train.step import Feed, seed_for
 _WINDOW_BYTES = 128
 # Of an event, to find and draw the targets of next-moment.
 _MOMENT_BYTES = 96
-STREAM_PATIENCE = timedelta(hours=6)
-"""How long a process waits for the first one, which counts all events for the pulse of a run that goes on."""
+_PATIENCE = timedelta(hours=6)
 
 
 class PlannedBlock(NamedTuple):
@@ -285,6 +284,11 @@ def go_on(feed: Feed, cursor: list[int] | None, steps: int) -> None:
         )
     if isinstance(feed, StreamFeed):
         feed.follow(cursor)
+
+
+def patience(data: Sequences | Stream) -> timedelta | None:
+    """How long a process waits for the first one, which counts all events for the pulse; None for torch's own."""
+    return _PATIENCE if isinstance(data, Stream) else None
 
 
 def check_streamed(stream: Stream) -> None:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from trope.config import Config
 from trope.data.sequences import Sequences
-from trope.evaluate.baselines import NAMES, baselines, batch_size, chosen_half_lives, equal_baselines
-from trope.evaluate.evaluation import rank_all
+from trope.data.stream import Stream
+from trope.evaluate.baselines import NAMES
 from trope.evaluate.saved_ranks import About
+from trope.evaluate.streamed_baselines import rank_baselines
 from trope.figures.run_files import NAMES as METRICS
 from trope.figures.run_files import is_number
 from trope.runs import read_json, seal, write_json
@@ -31,7 +32,7 @@ class Counted(NamedTuple):
     half_lives: dict[str, int]  # seconds, by the name of the baseline
 
 
-def count_baselines(data: Sequences, config: Config, out: Path, device: str) -> Counted:
+def count_baselines(data: Sequences | Stream, config: Config, out: Path, device: str) -> Counted:
     """Rank the test by counting, or read what was ranked before; config: how it is ranked, and the criterion."""
     about = {**asdict(About.of(data, "test", config)), "criterion": config.train.criterion}
     path = out / NAME
@@ -40,10 +41,9 @@ def count_baselines(data: Sequences, config: Config, out: Path, device: str) -> 
         return kept
     with process_group(device) as group:
         store = data.to(group.device)
-        scorers, seen, max_len = baselines(store, "test", config), config.eval.filter_seen, config.model.max_len
-        ranked = rank_all(scorers, store, "test", seen, max_len, batch=batch_size(store))
-        metrics = {name: result.metrics for name, result in ranked.items()}
-        counted = Counted(metrics, equal_baselines(scorers, store, "test"), chosen_half_lives(scorers))
+        ranked = rank_baselines(store, "test", config)
+        metrics = {name: result.metrics for name, result in ranked.results.items()}
+        counted = Counted(metrics, ranked.equal, ranked.half_lives)
     write_json(path, seal({"about": about, **counted._asdict()}))
     return counted
 

@@ -149,13 +149,19 @@ class Pulse(nn.Module):
         """Counts of a log that is in the order of time."""
         return CountStream(events, self.half_lives, self.num_items, self.periods)
 
-    def keep(self, stream: CountStream) -> None:
+    def nothing_counted(self, moment: int) -> LiveCounts:
+        """Counts at a moment before which nothing happened yet."""
+        counts = DecayedCounts(self.half_lives, self.num_items)
+        counts.decay(moment)
+        return LiveCounts(counts, SeasonCounts(self.periods, self.num_items, self.half_lives.device), self.time_span[0])
+
+    def keep(self, found: CountStream | LiveCounts) -> None:
         """Keep everybody's counts as they were when training ended, for serving."""
-        assert stream.counts.moment is not None
-        assert stream.seasons is not None
-        self.get_buffer("counts").copy_(stream.counts.counts_KV)
-        self.get_buffer("seasons").copy_(stream.seasons.bins_PGV)
-        self.get_buffer("counted_until").fill_(stream.counts.moment)
+        assert found.counts.moment is not None
+        assert found.seasons is not None
+        self.get_buffer("counts").copy_(found.counts.counts_KV)
+        self.get_buffer("seasons").copy_(found.seasons.bins_PGV)
+        self.get_buffer("counted_until").fill_(found.counts.moment)
 
     def kept(self) -> LiveCounts:
         """What was kept, to go on from."""
