@@ -1,7 +1,8 @@
 """The counting baselines of a stream: the same numbers as those of the same data in memory.
 
 All of them are ranked in one pass over the users. Everybody's events are counted in the order of time: once where all
-users are asked at one moment, as in a holdout, else once for each block of users.
+users are asked at one moment, as in a holdout, else anew for each block of users. Windows then read them a second time
+for each length, as they leave.
 
 Shapes: B users of a batch, M their distinct moments, W windows, V items.
 """
