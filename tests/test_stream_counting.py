@@ -130,6 +130,12 @@ def test_counts_of_one_batch_are_in_memory() -> None:
         del counts_KMV
 
 
+def test_a_split_without_users_is_refused(path: Path) -> None:
+    stream = Stream.open(path, MUCH).with_own_validation().with_validation()
+    with pytest.raises(ValueError, match="has no user to evaluate in split 'valid'"):
+        rank_baselines(stream, "valid", tiny())
+
+
 def test_the_control_is_that_of_a_store_in_memory(path: Path) -> None:
     config = tiny()
     data, stream = Sequences.load(path), Stream.open(path, memory_for(path, 2, config))

@@ -260,9 +260,10 @@ def test_the_fit_and_the_ranks_on_a_gpu_are_those_of_a_store_in_memory(path_of: 
             torch.testing.assert_close(torch.tensor(weights), torch.tensor(found[1][0][name]), rtol=1e-2, atol=1e-2)
 
 
-def test_a_dataset_without_events_by_time_is_refused_before_training(
-    path_of: Callable[[str], Path], tmp_path: Path
+def test_a_dataset_without_events_by_time_is_refused_before_the_work(
+    path_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A training and a ranking take hours, and what counts comes last."""
     copy = Path(shutil.copytree(path_of("loo-strict"), tmp_path / "copy"))
     meta = json.loads((copy / "meta.json").read_text())
     for shard in meta["shards"]:
@@ -273,6 +274,11 @@ def test_a_dataset_without_events_by_time_is_refused_before_training(
     with pytest.raises(ValueError, match=r"prepared by an older version .* prepare it again"):
         train(Stream.open(copy, MUCH), tiny(), tmp_path / "run", "cpu", progress=False)
     assert not (tmp_path / "run").exists()
+    train(Sequences.load(copy), tiny("train.epochs=1"), tmp_path / "run", "cpu", progress=False)
+    ranked: list[object] = []
+    monkeypatch.setattr("trope.evaluate.streamed.evaluate", lambda *each, **_: ranked.append(each))
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--memory", "1MB", "--device", "cpu"])
+    assert "prepared by an older version" in str(done.exception) and not ranked
 
 
 def test_damaged_events_by_time_are_refused(path_of: Callable[[str], Path], tmp_path: Path) -> None:

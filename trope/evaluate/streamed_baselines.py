@@ -33,6 +33,7 @@ from trope.evaluate.baselines import (
 )  # fmt: skip
 from trope.evaluate.evaluation import EvalResult, Scorer, rank_all
 from trope.evaluate.ranking import TileScores
+from trope.evaluate.ranking.user_batches import no_users
 from trope.evaluate.streamed import joined
 from trope.evaluate.window_counts import WindowCounts
 from trope.times import say_short
@@ -47,6 +48,8 @@ class Ranked(NamedTuple):
 
 def rank_baselines(stream: Stream, split: str, config: Config, progress: bool = False) -> Ranked:
     """Rank the catalogue for every user of a split by counting; see `trope.evaluate.baselines.baselines`."""
+    if not stream.can_evaluate(split):
+        raise ValueError(no_users(stream, split))
     popular = MostPopular(stream)
     windows = _Windows(stream, split)
     counts = BatchCounts(windows.at)

@@ -288,5 +288,5 @@ def go_on(feed: Feed, cursor: list[int] | None, steps: int) -> None:
 
 
 def check_streamed(stream: Stream) -> None:
-    """Refuse now what could not be counted when training has ended: it looks at the files of all shards."""
+    """Refuse now what could not be counted after hours of training or ranking: it looks at the files of all shards."""
     stream.in_time("test")
