@@ -162,8 +162,10 @@ class StreamFeed(Feed):
         return low - held.first
 
     def close(self) -> None:
-        """End the thread that reads ahead."""
-        self._held = None
+        """End the thread that reads ahead, and let go of everything that is as large as a block."""
+        # It holds `_ahead`, which holds its methods, so it stays in memory until Python looks for such circles.
+        self._held = self.following = None
+        self._filled = (None, -1, -1)
         self._ahead.close()
 
     def _seek(self, epoch: int, low: int, high: int) -> Held:
