@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -239,6 +240,24 @@ def test_at_most_two_blocks_are_in_memory(path: Path, monkeypatch: pytest.Monkey
     feed.close()
     assert 0 < peak[0] <= memory, (peak, memory)
     assert stream.num_events * EVENT_BYTES + stream.num_users * USER_BYTES > memory, "or nothing would be streamed"
+
+
+def test_a_closed_feed_lets_go_of_its_blocks(path: Path) -> None:
+    """Also of the room on a GPU, where the training of the refit has its own."""
+    config = tiny("train.batch=5", "model.predicts=next-moment")
+    feed = StreamFeed(Stream.open(path, MUCH), config, ALONE)
+    source = feed.source()
+    feed.aim(source, 0, 0, False)
+    feed(0, 0, 0)
+    held = [weakref.ref(tensor) for tensor in (source.items, feed.following)]
+    del source
+    gc.collect()
+    gc.disable()
+    try:
+        feed.close()
+        assert [each() for each in held] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_too_little_memory_is_one_line(path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +20,10 @@ from typer.testing import CliRunner
 
 from trope.cli.main import app
 from trope.data.protocols import Protocol
-from trope.data.sequences import Sequences
+from trope.data.sequences import EvalBatch, Sequences
 from trope.data.stream import Stream
 from trope.evaluate import streamed_baselines
-from trope.evaluate.baselines import NAMES, RECENT, baselines, batch_size, equal_baselines
+from trope.evaluate.baselines import NAMES, RECENT, BatchCounts, baselines, batch_size, equal_baselines
 from trope.evaluate.counting import choose_counting
 from trope.evaluate.evaluation import EvalResult, rank_all
 from trope.evaluate.streamed_baselines import rank_baselines
@@ -96,6 +98,48 @@ def test_windows_hold_what_lies_in_them(events: list[tuple[int, int]], moments: 
             for row, length in enumerate(seconds):
                 here = [item for item, time in events if moment - length <= time < moment]
                 assert found[row].tolist() == np.bincount(here, minlength=5).tolist()
+
+
+def test_at_one_moment_each_event_is_read_once() -> None:
+    """As in a holdout, however many batches and blocks ask for it."""
+    read = []
+
+    class Events(SortedEvents):
+        def until(self, moments: list[int]) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+            for pieces in super().until(moments):
+                read.extend(times.tolist() for _, times in pieces)
+                yield pieces
+
+    times = torch.arange(9)
+    counts = WindowCounts(lambda: Events(torch.ones_like(times), times), [4, 2], 1, torch.device("cpu"))
+    for _ in range(3):
+        assert [found[:, 1].tolist() for found in counts.at(torch.tensor([8]))] == [[4, 2]]
+    assert read == [times[:8].tolist()]
+
+
+def test_counts_of_one_batch_are_in_memory() -> None:
+    """A large catalogue has no room for those of the batch before."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def at(moments: torch.Tensor) -> Iterator[torch.Tensor]:
+        assert all(each() is None for each in alive)
+        for moment in moments.tolist():
+            yield torch.tensor([[0.0, moment], [0.0, 2 * moment]])
+
+    counts = BatchCounts(at)
+    for moments in ([5, 5, 7], [9]):
+        batch = EvalBatch(*(torch.tensor(moments) for _ in EvalBatch._fields))
+        counts_KMV, moment_B = counts(batch)
+        assert counts_KMV[:, :, 1][:, moment_B].tolist() == [moments, [2 * moment for moment in moments]]
+        assert counts(batch)[0] is counts_KMV, "made once"
+        alive.append(weakref.ref(counts_KMV))
+        del counts_KMV
+
+
+def test_a_split_without_users_is_refused(path: Path) -> None:
+    stream = Stream.open(path, MUCH).with_own_validation().with_validation()
+    with pytest.raises(ValueError, match="has no user to evaluate in split 'valid'"):
+        rank_baselines(stream, "valid", tiny())
 
 
 def test_the_control_is_that_of_a_store_in_memory(path: Path) -> None:

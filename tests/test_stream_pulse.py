@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from trope.cli.main import app
 from trope.data import by_time
 from trope.data.by_time import EventRuns, sort_by_time
 from trope.data.folder import BY_TIME, checksum_of, sha256_of, shard_folder
+from trope.data.in_time import InTime
 from trope.data.protocols import Protocol, Splits
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
@@ -118,6 +121,40 @@ def test_runs_are_merged_as_python_sorts_them(shards: list[list[tuple[int, int]]
     assert (np.diff(times) >= 0).all()
     found = sorted(zip(times.tolist(), np.concatenate([items for items, _ in pieces]).tolist(), strict=True))
     assert found == sorted(pair for pairs in shards for pair in pairs)
+
+
+class Counted:
+    """A shard of so many events."""
+
+    def __init__(self, events: int) -> None:
+        self.events = events
+
+    def read(self, first: int, count: int) -> by_time.Pair:
+        times = np.arange(first, min(first + count, self.events))
+        return np.ones(len(times), np.int32), times
+
+
+def test_events_that_were_handed_over_are_in_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those who go through them, each has what was read and what is handed over; who was let go has nothing."""
+    most, event_bytes = 40_000, 12
+    monkeypatch.setattr(EventRuns.merged, "__defaults__", (most,))
+    monkeypatch.setattr("trope.data.in_time.PIECE", 1_000)
+    runs = EventRuns.__new__(EventRuns)
+    runs.runs = [Counted(5 * most) for _ in range(4)]  # type: ignore[misc]
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            events = InTime(runs, True, torch.device("cpu"))
+            (pieces,) = events.until([2 * most])
+            assert sum(len(items) for items, _ in pieces) == 8 * most
+            assert tracemalloc.get_traced_memory()[0] < 3 * most * event_bytes
+            del events, pieces
+            assert tracemalloc.get_traced_memory()[0] < most
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
@@ -223,9 +260,10 @@ def test_the_fit_and_the_ranks_on_a_gpu_are_those_of_a_store_in_memory(path_of: 
             torch.testing.assert_close(torch.tensor(weights), torch.tensor(found[1][0][name]), rtol=1e-2, atol=1e-2)
 
 
-def test_a_dataset_without_events_by_time_is_refused_before_training(
-    path_of: Callable[[str], Path], tmp_path: Path
+def test_a_dataset_without_events_by_time_is_refused_before_the_work(
+    path_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A training and a ranking take hours, and what counts comes last."""
     copy = Path(shutil.copytree(path_of("loo-strict"), tmp_path / "copy"))
     meta = json.loads((copy / "meta.json").read_text())
     for shard in meta["shards"]:
@@ -236,6 +274,11 @@ def test_a_dataset_without_events_by_time_is_refused_before_training(
     with pytest.raises(ValueError, match=r"prepared by an older version .* prepare it again"):
         train(Stream.open(copy, MUCH), tiny(), tmp_path / "run", "cpu", progress=False)
     assert not (tmp_path / "run").exists()
+    train(Sequences.load(copy), tiny("train.epochs=1"), tmp_path / "run", "cpu", progress=False)
+    ranked: list[object] = []
+    monkeypatch.setattr("trope.evaluate.streamed.evaluate", lambda *each, **_: ranked.append(each))
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--memory", "1MB", "--device", "cpu"])
+    assert "prepared by an older version" in str(done.exception) and not ranked
 
 
 def test_damaged_events_by_time_are_refused(path_of: Callable[[str], Path], tmp_path: Path) -> None:

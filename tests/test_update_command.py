@@ -60,12 +60,13 @@ def test_events_from_before_the_last_one_are_pointed_out(run: Path, data: Sequen
     """They may be late, or of another log, or in another time zone."""
     for name, new, words in [
         ("late", [(3, 7, LAST - 9), (3, 9, LAST - 8)], "all of them are earlier than the last event of"),
+        ("one", [(3, 7, LAST - 9)], "trope: it is earlier than the last event of"),
         ("some", [(3, 7, LAST - 9), (3, 9, LAST - 8), (3, 9, LAST + 8)], "2 of them are earlier than"),
         ("none", [(3, 7, LAST), (3, 9, LAST + 8)], None),
     ]:
         code, said = invoke(*command(run, write_parquet(tmp_path / f"{name}.parquet", new), tmp_path / name))
         assert code == 0, said
-        assert words in said and f"{say_moment(LAST)}; they are" in said if words else "earlier" not in said
+        assert words in said and f"{say_moment(LAST)}; each is" in said if words else "earlier" not in said
 
 
 @pytest.mark.parametrize(("signum", "ended"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -40,6 +40,7 @@ def evaluate(
     from trope.models.recommender import SequentialRecommender
     from trope.runs import BEST, CONFIG, check_model_config, read_lineage, write_json
     from trope.train.results import measured_in
+    from trope.train.streamed import check_streamed
 
     lineage = read_lineage(run)
     if lineage is not None:
@@ -49,6 +50,8 @@ def evaluate(
         )
     store: Sequences | Stream
     store = Sequences.of_run(run, data) if memory is None else Stream.of_run(run, parse_bytes(memory, "--memory"), data)
+    if isinstance(store, Stream):
+        check_streamed(store)
     model = SequentialRecommender.from_pretrained(run / BEST)
     check_model_config(run, model.config)
     config = _configure(run / CONFIG, settings or [])

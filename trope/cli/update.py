@@ -116,10 +116,10 @@ def _update(
     last = int(old.times.max())
     early = int((extended.log.times_N[extended.place_N < 0] < last).sum())
     if early:
-        which = "all of them are" if early == extended.added else f"{early:,} of them {'is' if early == 1 else 'are'}"
+        which = f"{early:,} of them" if early < extended.added else "it" if early == 1 else "all of them"
         typer.secho(
-            f"trope: {which} earlier than the last event of {old.path}, {say_moment(last)}; they are learned and "
-            "counted with their own times",
+            f"trope: {which} {'is' if early == 1 else 'are'} earlier than the last event of {old.path}, "
+            f"{say_moment(last)}; each is learned and counted with its own time",
             err=True,
         )
     late = int(fresh_N.sum()) - extended.added

@@ -25,7 +25,7 @@ from trope.data.shard_files import SameFiles, one_line_if_unreadable
 
 ITEMS, TIMES = BY_TIME
 # Events of all runs in memory at a time, and those of one run at least, so that a read is worth its while.
-MERGED, LEAST = 1 << 20, 1 << 10
+MERGED, LEAST = 1 << 19, 1 << 10
 Pair = tuple[np.ndarray, np.ndarray]
 _CHECKED = 1 << 18
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's
@@ -83,14 +83,18 @@ class EventRuns:
             # Beyond the last event held of a run that goes on, an unread one may come first.
             last = [held[n][1][-1] for n, run in enumerate(self.runs) if done[n] < run.events]
             ends = [np.searchsorted(times, min(last), side="right") if last else len(times) for _, times in held]
-            items, times = (
-                np.concatenate([pair[side][:end] for pair, end in zip(held, ends, strict=True)]) for side in (0, 1)
-            )
-            held = [(pair[0][end:], pair[1][end:]) for pair, end in zip(held, ends, strict=True)]
-            order = np.argsort(times, kind="stable")
-            yield items[order], times[order]
+            # No name for what is handed over: it would stay in memory a second time until the next one is asked for.
+            yield _in_order([(items[:end], times[:end]) for (items, times), end in zip(held, ends, strict=True)])
             if not last:
                 return
+            held = [(items[end:], times[end:]) for (items, times), end in zip(held, ends, strict=True)]
+
+
+def _in_order(parts: list[Pair]) -> Pair:
+    """The events of all parts in the order of time; of equal times those of the first part come first."""
+    items, times = (np.concatenate([pair[side] for pair in parts]) for side in (0, 1))
+    order = np.argsort(times, kind="stable")
+    return items[order], times[order]
 
 
 class _Run:

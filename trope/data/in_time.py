@@ -32,7 +32,7 @@ class InTime:
 
     def restart(self) -> None:
         """Begin with the first event again."""
-        self._pieces = self._each_piece()
+        self._pieces = _pieces(self.runs, self.with_validation)
         self._held: Pair | None = None
 
     def until(self, moments: list[int]) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
@@ -53,11 +53,14 @@ class InTime:
             if self._held is not None:
                 return
 
-    def _each_piece(self) -> Iterator[Pair]:
-        for items, times in self.runs.merged():
-            if self.with_validation:
-                items = np.abs(items)
-            else:
-                items, times = items[items > 0], times[items > 0]
-            for first in range(0, len(items), PIECE):
-                yield items[first : first + PIECE], times[first : first + PIECE]
+
+def _pieces(runs: EventRuns, with_validation: bool) -> Iterator[Pair]:
+    """All of the events, a piece at a time."""
+    # No method: it would hold the `InTime` that holds it, and both would stay in memory until Python looks for circles.
+    for items, times in runs.merged():
+        if with_validation:
+            items = np.abs(items)
+        else:
+            items, times = items[items > 0], times[items > 0]
+        for first in range(0, len(items), PIECE):
+            yield items[first : first + PIECE], times[first : first + PIECE]

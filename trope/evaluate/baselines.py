@@ -174,15 +174,23 @@ class BatchCounts:
 
     def __init__(self, at: Callable[[Tensor], Iterator[Tensor]]) -> None:
         self._at = at
-        self._batch: EvalBatch | None = None
+        self._made: tuple[EvalBatch, Tensor, Tensor] | None = None
 
     def __call__(self, batch: EvalBatch) -> tuple[Tensor, Tensor]:
         """Counts [K, M, V + 1] of a batch in the order of t_now, and the place of each user's moment among them."""
-        if batch is not self._batch:
-            moments_M, self._moment_B = torch.unique(batch.t_now, return_inverse=True)
-            self._counts_KMV = torch.stack([counts_KV.clone() for counts_KV in self._at(moments_M)], dim=1)
-            self._batch = batch
-        return self._counts_KMV, self._moment_B
+        if self._made is None or self._made[0] is not batch:
+            self._made = None  # counts of one batch are in memory, also while the next ones are made
+            moments_M, moment_B = torch.unique(batch.t_now, return_inverse=True)
+            self._made = batch, self._count(moments_M), moment_B
+        return self._made[1:]
+
+    def _count(self, moments_M: Tensor) -> Tensor:
+        counts_KMV = torch.empty(0)
+        for place, counts_KV in enumerate(self._at(moments_M)):
+            if not place:
+                counts_KMV = counts_KV.new_empty((len(counts_KV), len(moments_M), counts_KV.shape[1]))
+            counts_KMV[:, place] = counts_KV
+        return counts_KMV
 
 
 class MostPopular:

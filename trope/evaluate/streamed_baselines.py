@@ -1,7 +1,8 @@
 """The counting baselines of a stream: the same numbers as those of the same data in memory.
 
 All of them are ranked in one pass over the users. Everybody's events are counted in the order of time: once where all
-users are asked at one moment, as in a holdout, else once for each block of users.
+users are asked at one moment, as in a holdout, else anew for each block of users. Windows then read them a second time
+for each length, as they leave.
 
 Shapes: B users of a batch, M their distinct moments, W windows, V items.
 """
@@ -35,6 +36,7 @@ from trope.evaluate.baselines import (
 )  # fmt: skip
 from trope.evaluate.evaluation import EvalResult, Scorer, rank_all
 from trope.evaluate.ranking import TileScores
+from trope.evaluate.ranking.user_batches import no_users
 from trope.evaluate.streamed import joined
 from trope.evaluate.window_counts import WindowCounts
 from trope.times import say_short
@@ -58,6 +60,8 @@ def rank_baselines(data: Sequences | Stream, split: str, config: Config, progres
 
 
 def _rank_stream(stream: Stream, split: str, config: Config, progress: bool) -> Ranked:
+    if not stream.can_evaluate(split):
+        raise ValueError(no_users(stream, split))
     popular = MostPopular(stream)
     windows = _Windows(stream, split)
     counts = BatchCounts(windows.at)

@@ -38,11 +38,12 @@ class WindowCounts:
         for moment in moments.tolist():
             if self._moment is not None and moment < self._moment:
                 self._begin()
-            self._come(moment)
-            if self._moment is not None:
-                for row, seconds in enumerate(self.seconds):
-                    self._leave(row, self._moment - seconds, moment - seconds)
-            self._moment = moment
+            if moment != self._moment:
+                self._come(moment)
+                if self._moment is not None:
+                    for row, seconds in enumerate(self.seconds):
+                        self._leave(row, self._moment - seconds, moment - seconds)
+                self._moment = moment
             yield self.counts_WV
 
     def _begin(self) -> None:

@@ -3,6 +3,9 @@
 A cable that is cut tells nobody. TCP goes on sending for a quarter of an hour by default, and a process that only waits
 for data would wait for ever. gloo and torch's store leave their sockets at these defaults and offer no setting, so the
 limits are set on the sockets themselves.
+
+A process that is stopped (Ctrl-Z, a paused container) may be lost too. Its machine still answers, but Linux also ends a
+connection that was full for so long.
 """
 
 from __future__ import annotations
@@ -25,7 +28,13 @@ def limit_silence(seconds: int = SECONDS) -> int:
     """
     if sys.platform != "linux":
         return 0
-    return sum(_limit(int(entry.name), seconds) for entry in Path("/proc/self/fd").iterdir())
+    # With a default, Python makes each socket that it looks at non-blocking, for torch's store as well.
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(None)
+    try:
+        return sum(_limit(int(entry.name), seconds) for entry in Path("/proc/self/fd").iterdir())
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def _limit(number: int, seconds: int) -> bool:

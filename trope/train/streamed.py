@@ -161,8 +161,10 @@ class StreamFeed(Feed):
         return low - held.first
 
     def close(self) -> None:
-        """End the thread that reads ahead."""
-        self._held = None
+        """End the thread that reads ahead, and let go of everything that is as large as a block."""
+        # It holds `_ahead`, which holds its methods, so it stays in memory until Python looks for such circles.
+        self._held = self.following = None
+        self._filled = (None, -1, -1)
         self._ahead.close()
 
     def _seek(self, epoch: int, low: int, high: int) -> Held:
@@ -292,5 +294,5 @@ def patience(data: Sequences | Stream) -> timedelta | None:
 
 
 def check_streamed(stream: Stream) -> None:
-    """Refuse now what could not be counted when training has ended: it looks at the files of all shards."""
+    """Refuse now what could not be counted after hours of training or ranking: it looks at the files of all shards."""
     stream.in_time("test")
