@@ -4,7 +4,7 @@
 
 It writes a sharded dataset as `benchmarks/streaming.py` does. In a process that may use `--limit` bytes altogether (a
 memory cgroup where one can be made) it trains a few steps of the refit, fits the pulse, keeps the counts of the refit,
-and ranks the test users by all of it. Training itself is what `benchmarks/streaming.py` measures.
+and ranks the test users by all of it and by counting alone. Training itself is what `benchmarks/streaming.py` measures.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from streaming import ALONE, EVENTS_A_USER, SETTINGS, SHARD_USERS, generate
 from trope.data.stream import EVENT_BYTES, Stream, parse_bytes
 from trope.environment import describe
 from trope.evaluate.streamed import evaluate
+from trope.evaluate.streamed_baselines import rank_baselines
 from trope.models.recommender import SequentialRecommender
 from trope.settings import preset
 from trope.train.optimizer import make_optimizer
@@ -61,8 +62,12 @@ def follow(path: Path, memory: int, steps: int, out: Path) -> None:
     done("counts that are kept")
     ranked = evaluate(model, stream, "test", "none", config.model.max_len)
     done("ranks of the test users")
+    counted = rank_baselines(stream, "test", config)
+    done("ranks by counting alone")
     fitted = {name: found[name] for name in ("exponent", "users", "cosine", "pulse")}
-    out.write_text(json.dumps({"seconds": seconds, "fit": fitted, "users": len(ranked.users), "test": ranked.metrics}))
+    baselines = {name: result.metrics["MRR"] for name, result in counted.results.items()}
+    about = {"users": len(ranked.users), "test": ranked.metrics, "baselines_MRR": baselines}
+    out.write_text(json.dumps({"seconds": seconds, "fit": fitted, **about}))
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
