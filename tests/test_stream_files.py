@@ -7,18 +7,20 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections import deque
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from data_logs import START, loose, prepared, random_log, write_parquet
 from hypothesis import given
 from hypothesis import strategies as st
 from streams import ALONE, MUCH, BlockFeed, memory_for, same_work
 from training import one_thread, tiny
 
-from trope.data import folder
+from trope.data import folder, shard_files
 from trope.data.by_time import _Run
 from trope.data.folder import META, shard_folder
 from trope.data.sequences import Sequences
@@ -204,3 +206,23 @@ def test_the_memory_that_a_refusal_names_is_enough(path: Path) -> None:
         assert named is not None
         stream.memory = parse_bytes(named[1], "--memory")
         StreamFeed(stream, config, ALONE).close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's memory in /proc")
+def test_large_arrays_are_private_memory_of_their_own() -> None:
+    """malloc would keep what a block has left; shared memory would not count as the process's."""
+    for shape, dtype in (((1 << 20,), np.int64), ((4, 1 << 18), np.int32)):
+        room = shard_files._room(shape, np.dtype(dtype))
+        assert room.shape == shape and room.dtype == dtype and room.flags.writeable
+        assert torch.from_numpy(room).fill_(7).sum() == 7 * room.size
+        first = room.ctypes.data
+
+        def permissions(first: int = first) -> list[str]:
+            maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+            bounds = [[int(bound, 16) for bound in line[0].split("-")] for line in maps]
+            return [line[1] for line, (low, high) in zip(maps, bounds, strict=True) if low <= first < high]
+
+        assert permissions() == ["rw-p"]
+        del room
+        assert permissions() == [], "it went back to the system"
+    assert shard_files._room((0,), np.dtype(np.int32)).size == 0

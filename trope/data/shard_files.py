@@ -5,6 +5,9 @@ numpy only. A shard counts its offsets and its baskets from 0; here they are cou
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,9 @@ from trope.data import folder as files
 from trope.data.folder import ARRAYS, META
 
 _AGAIN = "prepare the data again"
+_SMALL = 1 << 20  # bytes
+# Else a process that is forked off would write into the same memory, and it would count as a file's.
+_PRIVATE: dict[str, Any] = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 
 
 class ShardSize(NamedTuple):
@@ -38,6 +44,17 @@ def one_line_if_unreadable(folder: Path) -> Iterator[None]:
     except OSError as error:
         said = error.strerror or str(error)
         raise ValueError(f"{folder} cannot be read: {said}; bring its disk back and run the command again") from error
+
+
+def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """An array to fill, whose memory goes back to the system with it.
+
+    malloc keeps what lies below something else, and a stream has arrays of a block between small ones all the time.
+    """
+    size = math.prod(shape)
+    if size * dtype.itemsize < _SMALL:
+        return np.empty(shape, dtype)
+    return np.frombuffer(mmap.mmap(-1, size * dtype.itemsize, **_PRIVATE), dtype, size).reshape(shape)
 
 
 class SameFiles:
@@ -102,7 +119,7 @@ def read_shards(
     users, events = (sum(getattr(sizes[number], name) for number in numbers) for name in ShardSize._fields)
     shapes = {"offsets": (users + 1,), "splits": (4, users)}
     out = {
-        name: np.empty(shapes.get(name, (events + spare * (name in ("items", "times")),)), ARRAYS[name])
+        name: _room(shapes.get(name, (events + spare * (name in ("items", "times")),)), ARRAYS[name])
         for name in names
         if name in meta["shards"][0]
     }

@@ -20,11 +20,14 @@ from trope.models.pulse.shares import log_shares
 # From a quarter of an hour to 7.5 years, each four times the one before.
 HALF_LIVES = tuple(900 * 4**k for k in range(10))
 _GRAINS = (86_400, 3_600, 60)
+_PIECE = 1 << 20
 
 
 def grain(times_N: Tensor) -> int:
     """The unit of a log's times, in seconds: a day, an hour, a minute or a second."""
-    return next((unit for unit in _GRAINS if not bool((times_N % unit).any())), 1)
+    # Piece by piece: it needs little memory, and mostly the first piece says no.
+    pieces = times_N.split(_PIECE)
+    return next((unit for unit in _GRAINS if not any(bool((piece % unit).any()) for piece in pieces)), 1)
 
 
 def active_half_lives(times_N: Tensor, span: int) -> list[int]:
