@@ -110,3 +110,17 @@ def test_a_streamed_run_has_the_control_of_a_run_in_memory(tmp_path: Path, monke
     chosen = [json.loads((tmp_path / name / COUNTING).read_text()) for name in ("stream", "memory")]
     assert chosen[0] == chosen[1] and chosen[0]["beta"] > 0
     assert streamed["test_with_counting"] == whole["test_with_counting"] != whole["test"]
+
+
+@pytest.mark.parametrize(("model", "line"), [("trope", "pulse: fitting"), ("hstu-trope", "counting: choosing")])
+def test_a_part_that_takes_long_is_announced_when_it_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, line: str
+) -> None:
+    stream = Stream.open(days_of_fashion(tmp_path, "holdout"), MUCH)
+    train(stream, tiny("train.epochs=1", model=model), tmp_path / "run", "cpu")
+    said = capsys.readouterr().out
+    assert "checking 6 shards before the first step" in said and line in said
+    train(stream, tiny("train.epochs=1", model=model), tmp_path / "run", "cpu", resume=True)
+    said = capsys.readouterr().out
+    assert "checking" not in said and line not in said, "it was done"
+    assert "test: ranking" in said

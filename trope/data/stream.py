@@ -137,8 +137,13 @@ class Stream:
         return ids_of(self, name)
 
     def write_catalogue(self, folder: Path) -> None:
-        """Write the items' ids, names and counts in training, as `Sequences.write_catalogue`; one pass over all."""
-        write_catalogue(self.path, self.meta, folder, self.training_counts().cpu().numpy())
+        """Write the items' ids, names and counts in training, as `Sequences.write_catalogue`; one pass over all.
+
+        A run that begins calls it, so it also looks at the events by time: they are read when training has ended.
+        """
+        counts = self.training_counts().cpu().numpy()
+        self.in_time("test").runs.check()
+        write_catalogue(self.path, self.meta, folder, counts)
 
     def training_counts(self) -> Tensor:
         """As `Sequences.training_counts`; one pass over all events."""

@@ -30,7 +30,7 @@ from trope.evaluate.counting import choose_counting, read_counting
 from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.streamed import evaluate
 from trope.models.recommender import SequentialRecommender
-from trope.runs import BEST, COUNTING, PULSE, REFIT, RunLock, open_run, seal, write_json
+from trope.runs import BEST, COUNTING, DATA, PULSE, REFIT, RunLock, open_run, seal, write_json
 from trope.times import say_moment
 from trope.train import checkpoint
 from trope.train.agreement import check_same_command, check_same_start
@@ -102,6 +102,8 @@ def train(
 
         if isinstance(data, Stream):
             check_streamed(data)
+            if not (run / DATA).is_file():
+                say(f"{printable(data.path)}: checking {counted(len(data.sizes), 'shard')} before the first step")
         if config.model.pulse and data.validates_on_test:
             data = data.with_own_validation()
         all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
@@ -110,10 +112,9 @@ def train(
         trainer.run(stop, checkpoint_seconds, progress)
         chosen, seconds = trainer.state, trainer.state.seconds
         if config.model.pulse:
-            say("pulse: fitting its weights to the validation events")
-            trainer.fit_pulse()
+            trainer.fit_pulse(say)
             trainer.leave_if_asked(stop)
-        trainer.choose_counting()
+        trainer.choose_counting(say)
         trainer.leave_if_asked(stop)
         del trainer  # its data, graphs and moments
         if all_data is not None:
@@ -300,11 +301,11 @@ class Trainer:
         log.write(state, epoch_loss=mean_loss, lr=rate, seconds=state.seconds, **metrics)
         self.save()
 
-    def fit_pulse(self) -> None:
+    def fit_pulse(self, say: Callable[[str], None]) -> None:
         """Fit the pulse of the model that validation chose, unless that was done, and publish it with the model."""
-        self.group.first_does("pulse", self._fit_pulse)
+        self.group.first_does("pulse", lambda: self._fit_pulse(say))
 
-    def _fit_pulse(self) -> None:
+    def _fit_pulse(self, say: Callable[[str], None]) -> None:
         run, epoch = self.run_folder, self.state.best_epoch
         if read_pulse(run, epoch) is not None:
             return
@@ -313,6 +314,7 @@ class Trainer:
                 f"{run} has been refitted and has lost {PULSE}: its model has seen the validation events, so the "
                 "pulse cannot be fitted again; train into another folder"
             )
+        say("pulse: fitting its weights to the validation events")
         with written_into(run):
             model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
             assert model.pulse is not None
@@ -323,11 +325,11 @@ class Trainer:
             # Last: with it, nothing is fitted again.
             write_json(run / PULSE, seal({"best_epoch": epoch, **found}))
 
-    def choose_counting(self) -> None:
+    def choose_counting(self, say: Callable[[str], None]) -> None:
         """Choose the control "MODEL + counting" for the model that validation chose, unless that was done."""
-        self.group.first_does("counting", self._choose_counting)
+        self.group.first_does("counting", lambda: self._choose_counting(say))
 
-    def _choose_counting(self) -> None:
+    def _choose_counting(self, say: Callable[[str], None]) -> None:
         run, epoch = self.run_folder, self.state.best_epoch
         # A refitted model has seen the validation events: what was not chosen before is not chosen then.
         if self._may_be_refitted or read_counting(run, epoch) is not None:
@@ -335,6 +337,7 @@ class Trainer:
         with written_into(run):
             model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
             if fitted_pulse(model) is None:
+                say("counting: choosing on the validation events how much of it helps the model (a control)")
                 found = choose_counting(model, self.data, self.config, seed_for(self.config.train.seed, "counting"))
                 write_json(run / COUNTING, seal({"best_epoch": epoch, **found}))
 
