@@ -22,6 +22,7 @@ from trope.evaluate import streamed_baselines
 from trope.evaluate.baselines import RECENT, baselines, batch_size, equal_baselines
 from trope.evaluate.counting import choose_counting
 from trope.evaluate.evaluation import EvalResult, rank_all
+from trope.evaluate.streamed import evaluate
 from trope.evaluate.streamed_baselines import rank_baselines
 from trope.evaluate.window_counts import WindowCounts
 from trope.models.pulse import SortedEvents
@@ -124,3 +125,14 @@ def test_a_part_that_takes_long_is_announced_when_it_is_done(
     said = capsys.readouterr().out
     assert "checking" not in said and line not in said, "it was done"
     assert "test: ranking" in said
+
+
+def test_a_terminal_sees_how_many_blocks_are_ranked(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for shards, shown in ((2, True), (6, False)):
+        stream = Stream.open(path, memory_for(path, shards, tiny()))
+        model = SequentialRecommender(tiny(), stream.num_items, stream.time_span)
+        evaluate(model, stream, "test", "none", 8, progress=True)
+        of_model = capsys.readouterr().err
+        rank_baselines(stream, "test", tiny(), progress=True)
+        for said in (of_model, capsys.readouterr().err):
+            assert "evaluate test" in said and ("blocks:" in said and "/3 [" in said) == shown
