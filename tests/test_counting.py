@@ -439,7 +439,7 @@ def test_a_model_with_a_fitted_pulse_needs_no_control(
     assert model.pulse is not None and model.pulse.is_fitted
     assert "test_with_counting" not in found and not (tmp_path / "pulse" / "counting.json").exists()
     # Where validation chose the bare cosine, the control is there.
-    monkeypatch.setattr(Trainer, "fit_pulse", lambda trainer: None)
+    monkeypatch.setattr(Trainer, "fit_pulse", lambda *_: None)
     found = train(shop, config, tmp_path / "bare", "cpu", progress=False)
     assert "test_with_counting" in found and (tmp_path / "bare" / "counting.json").is_file()
 

@@ -261,6 +261,7 @@ def test_the_command_says_how_many_shards(tmp_path: Path) -> None:
     words = ["prepare", str(log), "--out", str(tmp_path / "out"), "--min-user", "1", "--min-item", "1"]
     done = CliRunner().invoke(app, [*words, "--shard-users", "9"])
     assert done.exit_code == 0 and "in 5 shards of 9 users" in done.output, done.output
+    assert f"next: `trope train {tmp_path / 'out'} --model trope --memory 2GB --out" in done.output
     done = CliRunner().invoke(app, [*words, "--shard-users", "500", "--overwrite"])
     assert done.exit_code == 0 and "in 1 shard of 40 users" in done.output, done.output
     done = CliRunner().invoke(app, [*words, "--shard-users", "0"])

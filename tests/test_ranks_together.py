@@ -178,12 +178,34 @@ def wait_for_first(patience: float) -> list[Any]:
 
     with process_group("cpu") as group:
         _set_pg_timeout(timedelta(seconds=patience))
-        return group.first_does("work", work)
+        return group.first_does(work)
 
 
 def test_work_of_the_first_process_may_take_longer_than_a_collective() -> None:
     first, *others = on_ranks(3, wait_for_first, 2.0)
     assert others == [first] * 2 and first[1:] == [0.1, None]
+
+
+@makes_group
+def fail_in_the_first() -> str:
+    """What each process sees when the first one's work fails; the others do not wait for torchrun to end them."""
+
+    def work() -> None:
+        raise ValueError("the disk is full")
+
+    with process_group("cpu") as group:
+        assert group.first_does(lambda: 7) == 7
+        try:
+            group.first_does(work)
+        except (ValueError, ConnectionError) as error:
+            return str(error)
+        return "nothing"
+
+
+def test_others_end_with_the_first_processs_work() -> None:
+    first, *others = on_ranks(3, fail_in_the_first)
+    assert first == "the disk is full"
+    assert others == ["another process was lost: the first one; see its line"] * 2
 
 
 def rounds_of(group: Group, runs: list[list[float]], patience: float) -> list[list[tuple[int, bool]]]:

@@ -353,6 +353,7 @@ def test_the_command_streams(path: Path, tmp_path: Path) -> None:
     words = ["train", str(path), "--out", str(tmp_path / "run"), "--no-progress", "--device", "cpu", "--memory", "1MB"]
     done = CliRunner().invoke(app, [*words, "--model", "hstu-trope", *settings])
     assert done.exit_code == 0, done.output
+    assert f"next: `trope evaluate {tmp_path / 'run'} --memory 1MB`" in done.output
     trained = json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]
     (tmp_path / "run" / "ranks-test.npz").unlink()
     told = ["evaluate", str(tmp_path / "run"), "--memory", "1MB", "--device", "cpu", "--json"]

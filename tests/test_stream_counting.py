@@ -26,6 +26,7 @@ from trope.evaluate import streamed_baselines
 from trope.evaluate.baselines import NAMES, RECENT, BatchCounts, baselines, batch_size, equal_baselines
 from trope.evaluate.counting import choose_counting
 from trope.evaluate.evaluation import EvalResult, rank_all
+from trope.evaluate.streamed import evaluate
 from trope.evaluate.streamed_baselines import rank_baselines
 from trope.evaluate.window_counts import WindowCounts
 from trope.experiments.advice import advice
@@ -178,3 +179,28 @@ def test_a_comparison_streams_its_trainings_and_counts_as_in_memory(tmp_path: Pa
     assert advice(trained.data, trained.runs, "cpu") == advice(Sequences.load(path), trained.runs, "cpu")
     done = CliRunner().invoke(app, ["compare", str(tmp_path), str(tmp_path), "--memory", "1GB"])
     assert isinstance(done.exception, ValueError) and "--memory are for training" in str(done.exception)
+
+
+@pytest.mark.parametrize(("model", "line"), [("trope", "pulse: fitting"), ("hstu-trope", "counting: choosing")])
+def test_a_part_that_takes_long_is_announced_when_it_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, line: str
+) -> None:
+    stream = Stream.open(days_of_fashion(tmp_path, "holdout"), MUCH)
+    train(stream, tiny("train.epochs=1", model=model), tmp_path / "run", "cpu")
+    said = capsys.readouterr().out
+    assert "checking 6 shards before the first step" in said and line in said
+    train(stream, tiny("train.epochs=1", model=model), tmp_path / "run", "cpu", resume=True)
+    said = capsys.readouterr().out
+    assert "checking" not in said and line not in said, "it was done"
+    assert "test: ranking" in said
+
+
+def test_a_terminal_sees_how_many_blocks_are_ranked(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for shards, shown in ((2, True), (6, False)):
+        stream = Stream.open(path, memory_for(path, shards, tiny()))
+        model = SequentialRecommender(tiny(), stream.num_items, stream.time_span)
+        evaluate(model, stream, "test", "none", 8, progress=True)
+        of_model = capsys.readouterr().err
+        rank_baselines(stream, "test", tiny(), progress=True)
+        for said in (of_model, capsys.readouterr().err):
+            assert "evaluate test" in said and ("blocks:" in said and "/3 [" in said) == shown

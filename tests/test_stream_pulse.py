@@ -291,6 +291,11 @@ def test_damaged_events_by_time_are_refused(path_of: Callable[[str], Path], tmp_
         events = Stream.open(copy, MUCH, verify=verify).in_time("test")
         with pytest.raises(ValueError, match=said):
             list(next(events.until([10**10])))
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        train(Stream.open(copy, MUCH), tiny(model="trope"), tmp_path / "run", "cpu", progress=False)
+    assert not (tmp_path / "run" / "checkpoints").exists(), (
+        "it is refused before the first step, not after the last one"
+    )
 
 
 def test_lost_events_by_time_are_refused_before_training(path_of: Callable[[str], Path], tmp_path: Path) -> None:
@@ -320,9 +325,9 @@ def test_events_by_time_that_go_or_change_meanwhile_are_refused(
         list(next(events.until([10**10])))
     fit = Trainer.fit_pulse
 
-    def without_file(self: Trainer) -> None:
+    def without_file(self: Trainer, say: Callable[[str], None]) -> None:
         file.unlink()
-        fit(self)
+        fit(self, say)
 
     monkeypatch.setattr(Trainer, "fit_pulse", without_file)
     with pytest.raises(FileNotFoundError, match=r"by_time_items.npy is missing although meta.json lists it"):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -458,8 +458,8 @@ def test_a_signal_during_the_pulse_or_the_control_is_seen_at_its_end(
 ) -> None:
     work = getattr(Trainer, during)
 
-    def work_and_be_asked(self: Trainer) -> None:
-        work(self)
+    def work_and_be_asked(self: Trainer, say: Callable[[str], None]) -> None:
+        work(self, say)
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(Trainer, during, work_and_be_asked)

@@ -69,6 +69,13 @@ def test_events_from_before_the_last_one_are_pointed_out(run: Path, data: Sequen
         assert words in said and f"{say_moment(LAST)}; each is" in said if words else "earlier" not in said
 
 
+def test_a_file_gets_few_frames_of_the_bar(run: Path, tmp_path: Path) -> None:
+    words = command(run, write_parquet(tmp_path / "new.parquet", NEW), tmp_path / "out", "--steps", 100)
+    code, said = invoke(*(word for word in words if word != "--no-progress"))
+    assert code == 0, said
+    assert "100/100" in said and said.count("\rupdate:") <= 2, said
+
+
 @pytest.mark.parametrize(("signum", "ended"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_update_can_be_started_again(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, ended: int

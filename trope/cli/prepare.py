@@ -168,7 +168,11 @@ def prepare(
                 progress=progress,
             )
     summarise(meta, out)
-    typer.echo(f"\nnext: `trope inspect {printable(out)}`, or `trope train {printable(out)} --out runs/NAME`")
+    said = printable(out)
+    if shard_users is None:
+        typer.echo(f"\nnext: `trope inspect {said}`, or `trope train {said} --out runs/NAME`")
+    else:
+        typer.echo(f"\nnext: `trope train {said} --model trope --memory 2GB --out runs/NAME` streams the shards")
 
 
 @contextmanager

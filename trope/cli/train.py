@@ -80,7 +80,10 @@ def train(
         store, whole = Stream.open(data, parse_bytes(memory, "--memory")), None
         has_config = resume and (out / CONFIG).is_file()  # --resume also begins a run where there is none
         if model is None and config is None and not has_config:
-            raise ValueError("--memory needs --model or --config: sizes that fit the data are found by looking at all")
+            raise ValueError(
+                "--memory needs --model or --config, such as --model trope: to find sizes that fit the data, the whole "
+                "dataset would have to be in memory"
+            )
     resolved = resolve_config(model, config, settings or [], out if resume else None, whole, device)
     for note in without_effect(resolved, settings or []) if is_first() else []:
         typer.secho(f"trope: {note}", err=True)
@@ -90,7 +93,9 @@ def train(
             typer.echo(say_result(summary, resolved.train.criterion, out))
     if is_first():
         said = printable(out)
-        typer.echo(f"next: `trope evaluate {said}` sets it beside counting, `trope serve {said}` answers with it")
+        # Without it `trope evaluate` would load the whole dataset.
+        asked = said if memory is None else f"{said} --memory {memory}"
+        typer.echo(f"next: `trope evaluate {asked}` sets it beside counting, `trope serve {said}` answers with it")
 
 
 @contextmanager

@@ -68,6 +68,11 @@ class EventRuns:
                 )
             self.runs.append(_Run(files.shard_folder(path, number), arrays, protocol, num_items, verify))
 
+    def check(self) -> None:
+        """Refuse damaged files now; the first read would."""
+        for run in self.runs:
+            run.check()
+
     def merged(self, most: int = MERGED) -> Iterator[Pair]:
         """Items, negative for those of validation, and rising times: a piece at a time, `most` events in memory."""
         share = max(most // len(self.runs), LEAST)
@@ -113,6 +118,16 @@ class _Run:
 
     def read(self, first: int, count: int) -> Pair:
         """Up to `count` events from the first on. Before the first time, the files are checked."""
+        self.check()
+        with one_line_if_unreadable(self.folder):
+            items, times = (self._part(name, first, min(count, self.events - first)) for name in BY_TIME)
+        numbers = np.abs(items)
+        if (times[1:] < times[:-1]).any() or numbers.min() < 1 or numbers.max() > self.num_items:
+            raise ValueError(f"the events by time in {self.folder} are not in order or not of its items; {_AGAIN}")
+        return items, times
+
+    def check(self) -> None:
+        """Look at the files the first time; later, refuse those that were replaced since."""
         with one_line_if_unreadable(self.folder):
             self._same.check(self.folder, BY_TIME)
             if self._is_new:
@@ -121,11 +136,6 @@ class _Run:
                 if self.verify:
                     self._check_events()
                 self._is_new = False
-            items, times = (self._part(name, first, min(count, self.events - first)) for name in BY_TIME)
-        numbers = np.abs(items)
-        if (times[1:] < times[:-1]).any() or numbers.min() < 1 or numbers.max() > self.num_items:
-            raise ValueError(f"the events by time in {self.folder} are not in order or not of its items; {_AGAIN}")
-        return items, times
 
     def _check_events(self) -> None:
         """Refuse other events than those of the users before the test: a later one would let the counts look ahead."""

@@ -143,8 +143,15 @@ class Stream:
         return ids_of(self, name)
 
     def write_catalogue(self, folder: Path) -> None:
-        """Write the items' ids, names and counts in training, as `Sequences.write_catalogue`; one pass over all."""
-        write_catalogue(self.path, self.meta, folder, self.training_counts().cpu().numpy())
+        """Write the items' ids, names and counts in training, as `Sequences.write_catalogue`; one pass over all.
+
+        A run that begins calls it. So it also looks at the events by time, which are read when training has ended, unless
+        nothing is left to test.
+        """
+        counts = self.training_counts().cpu().numpy()
+        if not self._trains_on_all:
+            self.in_time("test").runs.check()
+        write_catalogue(self.path, self.meta, folder, counts)
 
     def training_counts(self) -> Tensor:
         """As `Sequences.training_counts`; one pass over all events."""

@@ -7,9 +7,12 @@ protocols each user has a moment, and all events are counted once for each block
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
+from tqdm import tqdm
 
 from trope.data.sequences import Sequences
 from trope.data.stream import Stream
@@ -17,6 +20,8 @@ from trope.evaluate import evaluation
 from trope.evaluate.evaluation import EvalResult, Model, fitted_pulse
 from trope.evaluate.metrics import Places
 from trope.evaluate.ranking.user_batches import no_users
+
+T = TypeVar("T")
 
 
 def evaluate(
@@ -42,8 +47,15 @@ def evaluate(
         found = evaluation.evaluate(model, block, split, filter_seen, max_len, counts=counts, **options)
         return EvalResult(found.users + user, found.places)
 
-    parts = [found for found in data.over_blocks(rank) if found is not None]
-    return joined(parts)
+    blocks = over_blocks(data, rank, options.get("progress", False))
+    return joined([found for found in blocks if found is not None])
+
+
+def over_blocks(stream: Stream, rank: Callable[[int, Sequences], T], progress: bool) -> Iterator[T]:
+    """`Stream.over_blocks` with a bar of blocks, above the bar that `rank` has; a single block has none."""
+    blocks = math.ceil(len(stream.sizes) / stream.window())
+    hidden = not progress or blocks == 1
+    yield from tqdm(stream.over_blocks(rank), "blocks", blocks, unit="block", disable=hidden, leave=False)
 
 
 def joined(parts: list[EvalResult]) -> EvalResult:

@@ -37,7 +37,7 @@ from trope.evaluate.baselines import (
 from trope.evaluate.evaluation import EvalResult, Scorer, rank_all
 from trope.evaluate.ranking import TileScores
 from trope.evaluate.ranking.user_batches import no_users
-from trope.evaluate.streamed import joined
+from trope.evaluate.streamed import joined, over_blocks
 from trope.evaluate.window_counts import WindowCounts
 from trope.times import say_short
 
@@ -83,7 +83,7 @@ def _rank_stream(stream: Stream, split: str, config: Config, progress: bool) -> 
         found = rank_all(scorers, block, split, seen, max_len, progress, batch=batch)
         return {name: EvalResult(result.users + user, result.places) for name, result in found.items()}
 
-    blocks = [found for found in stream.over_blocks(rank) if found]
+    blocks = [found for found in over_blocks(stream, rank, progress) if found]
     results = {name: joined([found[name] for found in blocks]) for name in blocks[0]}
     return Ranked(results, windows.say_equal(), half_lives)
 

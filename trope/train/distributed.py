@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -27,6 +28,7 @@ _INTERFACE = (
     "if that is an address of the machine itself, as 127.0.1.1, its name stands there in /etc/hosts: name its network "
     "card in GLOO_SOCKET_IFNAME"
 )
+_FAILED = ""  # no JSON
 _LARGE = 1 << 22  # numbers of a tensor that is worth a message of its own; not tuned
 
 
@@ -41,6 +43,7 @@ class Group:
     size: int
     device: torch.device
     store: Store | None = field(default=None, repr=False, compare=False)
+    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -126,16 +129,21 @@ class Group:
         """Until every process is here."""
         self.largest([0])
 
-    def first_does(self, name: str, work: Callable[[], T]) -> T:
+    def first_does(self, work: Callable[[], T]) -> T:
         """What `work` returns in the first process, which alone does it; the others wait for as long as it takes.
 
-        name: of this work alone, as long as there is this group. What `work` returns goes through JSON.
+        What `work` returns goes through JSON. If it raises, the others raise a ConnectionError.
         """
         if self.size == 1:
             return work()
         assert self.store is not None, "only `process_group` makes groups that can do this"
+        name = f"work/{next(self._numbers)}"  # all processes do the same works in the same order
         if self.is_first:
-            result = work()
+            try:
+                result = work()
+            except BaseException:
+                self.store.set(name, _FAILED)
+                raise
             self.store.set(name, json.dumps(result))
         else:
             # Not in a collective, which gives up after minutes. And not in `store.wait`, which keeps to itself the
@@ -144,18 +152,19 @@ class Group:
             while not self.store.check([name]):
                 time.sleep(pause)
                 pause = min(2 * pause, 1.0)
-            result = json.loads(self.store.get(name))
+            found = self.store.get(name).decode()
+            if found == _FAILED:
+                raise ConnectionError("another process was lost: the first one; see its line")
+            result = json.loads(found)
         self.wait()  # without torchrun, the store ends with the first process
         return result
 
 
 @contextmanager
-def process_group(device: str, patience: timedelta | None = None) -> Iterator[Group]:
+def process_group(device: str) -> Iterator[Group]:
     """The group that torchrun's environment describes, or a group of one.
 
     device: auto takes a GPU where there is one; under torchrun each process takes its own.
-    patience: the longest wait for another process; None for torch's own, ten minutes on GPUs and thirty on CPUs. It is
-        torchrun that notices a process which died.
     """
     chosen = choose_device(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -168,10 +177,10 @@ def process_group(device: str, patience: timedelta | None = None) -> Iterator[Gr
     store, rank, size = next(rendezvous("env://"))
     # torchrun keeps one store for all restarts. Without a name of their own, restarted processes would find the
     # addresses of those that died.
-    named = PrefixStore(agree_on_name(store, rank, size, patience or default_pg_timeout), store)
+    named = PrefixStore(agree_on_name(store, rank, size, default_pg_timeout), store)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     with _lost("processes cannot reach each other", f"; {_INTERFACE}"):
-        dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=patience)
+        dist.init_process_group(backend, store=named, rank=rank, world_size=size)
     limit_silence()
     with _lost("another process was lost"):
         yield Group(rank, size, chosen, named)

@@ -39,7 +39,6 @@ from trope.train.loop import Trainer, say_resumed
 from trope.train.parts import for_device
 from trope.train.process import reproducible, stop_signals, threads_for
 from trope.train.pulse import read_pulse
-from trope.train.streamed import patience
 
 
 class Recipe(NamedTuple):
@@ -159,7 +158,7 @@ def fit(
     lineage = descend("fit", parent, recipe, data, data.num_events - read_data(parent)["events"])
     every = data.all_training() if isinstance(data, Stream) else all_training(data)
     with (
-        process_group(device, patience(data)) as group,
+        process_group(device) as group,
         reproducible(group.device),
         threads_for(recipe.config),
         stop_signals() as stop,

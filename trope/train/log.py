@@ -17,6 +17,11 @@ FILE_SECONDS = 60.0
 """Seconds between two frames of the bar where it is written to a file."""
 
 
+def how_often() -> dict[str, float]:
+    """Arguments of tqdm. A file keeps every frame of a bar; tqdm's monitor would force one after `maxinterval`."""
+    return {} if sys.stderr.isatty() else {"mininterval": FILE_SECONDS, "maxinterval": FILE_SECONDS}
+
+
 class RunLog:
     """The log of one run.
 
@@ -38,9 +43,7 @@ class RunLog:
             self._file = path.open("a", encoding="utf-8")
             self._board = _tensorboard(run / TENSORBOARD, state.step)
         hidden = not (progress and active)
-        # A file keeps every frame of a bar; tqdm's monitor would force one after `maxinterval`.
-        often = {} if sys.stderr.isatty() else {"mininterval": FILE_SECONDS, "maxinterval": FILE_SECONDS}
-        self._bar = tqdm(total=total, initial=state.step, disable=hidden, unit="it", dynamic_ncols=True, **often)
+        self._bar = tqdm(total=total, initial=state.step, disable=hidden, unit="it", dynamic_ncols=True, **how_often())
         self._shown: dict[str, str] = {}
         if state.best is not None:
             self.show(best=f"{state.best:.4f}")

@@ -30,7 +30,7 @@ from trope.evaluate.counting import choose_counting, read_counting
 from trope.evaluate.evaluation import fitted_pulse
 from trope.evaluate.streamed import evaluate
 from trope.models.recommender import SequentialRecommender
-from trope.runs import BEST, COUNTING, PULSE, REFIT, RunLock, open_run, seal, write_json
+from trope.runs import BEST, COUNTING, DATA, PULSE, REFIT, RunLock, open_run, seal, write_json
 from trope.times import say_moment
 from trope.train import checkpoint
 from trope.train.agreement import check_same_command, check_same_start
@@ -46,7 +46,7 @@ from trope.train.rounds import Rounds
 from trope.train.score import score_test
 from trope.train.step import seed_for
 from trope.train.stepper import Stepper, is_sharded
-from trope.train.streamed import StreamFeed, check_streamed, go_on, make_feed, patience
+from trope.train.streamed import StreamFeed, check_streamed, go_on, make_feed
 
 LOG_EVERY = 50
 LEAST_EPOCHS = 10  # the paper's
@@ -86,7 +86,7 @@ def train(
         OSError: if the folder cannot be written, as when the disk is full.
     """
     with (
-        process_group(device, patience(data)) as group,
+        process_group(device) as group,
         reproducible(group.device),
         threads_for(config),
         stop_signals() as stop,
@@ -100,6 +100,8 @@ def train(
 
         if isinstance(data, Stream):
             check_streamed(data)
+            if not (run / DATA).is_file():
+                say(f"{printable(data.path)}: checking {counted(len(data.sizes), 'shard')} before the first step")
         if config.model.pulse and data.validates_on_test:
             data = data.with_own_validation()
         all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
@@ -108,10 +110,9 @@ def train(
         trainer.run(stop, checkpoint_seconds, progress)
         chosen, seconds = trainer.state, trainer.state.seconds
         if config.model.pulse:
-            say("pulse: fitting its weights to the validation events")
-            trainer.fit_pulse()
+            trainer.fit_pulse(say)
             trainer.leave_if_asked(stop)
-        trainer.choose_counting()
+        trainer.choose_counting(say)
         trainer.leave_if_asked(stop)
         del trainer  # its data, graphs and moments
         if all_data is not None:
@@ -128,7 +129,7 @@ def train(
             del trainer
         say("test: ranking the whole catalogue")
         # By one process alone: each one would take the whole model for it, beside what the others on its machine take.
-        summary = group.first_does("test", lambda: score_test(data, config, run, group.device, chosen, seconds))
+        summary = group.first_does(lambda: score_test(data, config, run, group.device, chosen, seconds))
         if progress and group.is_first:
             tqdm.write(say_result(summary, config.train.criterion, run))
         return summary
@@ -188,10 +189,10 @@ class Trainer:
             self.optimizer, "max", factor=PLATEAU_FACTOR, patience=config.train.patience, threshold=0.0
         )
         # Only now, when everything could be made of this config, does a folder appear.
-        if group.is_first and not self.is_refit:
+        if not self.is_refit:
             steps = {} if lineage is None else {"steps": self.total_steps}
-            open_run(run, data, config, resume, lock, lineage and {**lineage, **steps})
-        group.wait()
+            about = lineage and {**lineage, **steps}
+            group.first_does(lambda: open_run(run, data, config, resume, lock, about))
         self.checkpoints = Checkpoints(run)
         latest = self.checkpoints.latest()
         self.state = TrainState() if latest is None else checkpoint.load(latest, self.model, self.optimizer)
@@ -208,7 +209,7 @@ class Trainer:
         may_publish = bool(group.first_says(float(not self._may_be_refitted)))
         if group.is_first:
             self.checkpoints.tidy()
-            self.take_pulse(run, self.state.best_epoch)
+        self.take_pulse(run, self.state.best_epoch)
         if may_publish and (group.is_first or self.sharers):
             self.checkpoints.publish_best(self.model, self.state)
 
@@ -298,11 +299,11 @@ class Trainer:
         log.write(state, epoch_loss=mean_loss, lr=rate, seconds=state.seconds, **metrics)
         self.save()
 
-    def fit_pulse(self) -> None:
+    def fit_pulse(self, say: Callable[[str], None]) -> None:
         """Fit the pulse of the model that validation chose, unless that was done, and publish it with the model."""
-        self.group.first_does("pulse", self._fit_pulse)
+        self.group.first_does(lambda: self._fit_pulse(say))
 
-    def _fit_pulse(self) -> None:
+    def _fit_pulse(self, say: Callable[[str], None]) -> None:
         run, epoch = self.run_folder, self.state.best_epoch
         if read_pulse(run, epoch) is not None:
             return
@@ -311,6 +312,7 @@ class Trainer:
                 f"{run} has been refitted and has lost {PULSE}: its model has seen the validation events, so the "
                 "pulse cannot be fitted again; train into another folder"
             )
+        say("pulse: fitting its weights to the validation events")
         with written_into(run):
             model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
             assert model.pulse is not None
@@ -321,11 +323,11 @@ class Trainer:
             # Last: with it, nothing is fitted again.
             write_json(run / PULSE, seal({"best_epoch": epoch, **found}))
 
-    def choose_counting(self) -> None:
+    def choose_counting(self, say: Callable[[str], None]) -> None:
         """Choose the control "MODEL + counting" for the model that validation chose, unless that was done."""
-        self.group.first_does("counting", self._choose_counting)
+        self.group.first_does(lambda: self._choose_counting(say))
 
-    def _choose_counting(self) -> None:
+    def _choose_counting(self, say: Callable[[str], None]) -> None:
         run, epoch = self.run_folder, self.state.best_epoch
         # A refitted model has seen the validation events: what was not chosen before is not chosen then.
         if self._may_be_refitted or read_counting(run, epoch) is not None:
@@ -333,17 +335,24 @@ class Trainer:
         with written_into(run):
             model = SequentialRecommender.from_pretrained(run / BEST).to(self.group.device)
             if fitted_pulse(model) is None:
+                say("counting: choosing on the validation events how much of it helps the model (a control)")
                 found = choose_counting(model, self.data, self.config, seed_for(self.config.train.seed, "counting"))
                 write_json(run / COUNTING, seal({"best_epoch": epoch, **found}))
 
     def take_pulse(self, run: Path, epoch: int) -> None:
-        """Take over the weights that were fitted for the model of an epoch, if they were, with these data's counts."""
-        found = read_pulse(run, epoch) if self.config.model.pulse else None
+        """Take over the weights that were fitted for the model of an epoch, if they were, with these data's counts.
+
+        In the first process, which publishes the model; of a stream it is a pass over all events.
+        """
+        if self.config.model.pulse:
+            self.group.first_does(lambda: self._take_pulse(run, epoch))
+
+    def _take_pulse(self, run: Path, epoch: int) -> None:
+        found = read_pulse(run, epoch)
         if found is not None:
             assert self.model.pulse is not None
             self.model.pulse.take_weights(found["weights"])
-            if self.group.is_first:  # who publishes; of a stream it is a pass over all events
-                keep_counts(self.model, self.data)
+            keep_counts(self.model, self.data)
 
     def publish(self, run: Path) -> None:
         """Make the model as it is now that of a run."""

@@ -10,7 +10,6 @@ Shapes: B batch, W windows of a block, N events.
 from __future__ import annotations
 
 import math
-from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -32,7 +31,6 @@ from trope.train.step import Feed, seed_for
 _WINDOW_BYTES = 128
 # Of an event, to find and draw the targets of next-moment.
 _MOMENT_BYTES = 96
-_PATIENCE = timedelta(hours=6)
 
 
 class PlannedBlock(NamedTuple):
@@ -286,11 +284,6 @@ def go_on(feed: Feed, cursor: list[int] | None, steps: int) -> None:
         )
     if isinstance(feed, StreamFeed):
         feed.follow(cursor)
-
-
-def patience(data: Sequences | Stream) -> timedelta | None:
-    """How long a process waits for the first one, which counts all events for the pulse; None for torch's own."""
-    return _PATIENCE if isinstance(data, Stream) else None
 
 
 def check_streamed(stream: Stream) -> None:

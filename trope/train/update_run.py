@@ -15,6 +15,7 @@ from trope.models.recommender import SequentialRecommender
 from trope.runs import BEST, DATA, PULSE, open_run, read_lineage, seal, write_json
 from trope.train.distributed import process_group
 from trope.train.fit import Recipe, descend
+from trope.train.log import how_often
 from trope.train.process import reproducible
 from trope.train.update import update
 
@@ -58,7 +59,7 @@ def update_run(
             raise ValueError("an update runs in one process; call trope without torchrun")
         every = all_training(data).to(group.device)
         before = SequentialRecommender.from_pretrained(parent / BEST).to(group.device)
-        with tqdm(disable=not progress, unit="it", dynamic_ncols=True, desc="update") as bar:
+        with tqdm(disable=not progress, unit="it", dynamic_ncols=True, desc="update", **how_often()) as bar:
 
             def tell(done: int, total: int) -> None:
                 bar.total = total
