@@ -145,8 +145,8 @@ class Stream:
     def write_catalogue(self, folder: Path) -> None:
         """Write the items' ids, names and counts in training, as `Sequences.write_catalogue`; one pass over all.
 
-        A run that begins calls it. So it also looks at the events by time, which are read when training has ended, unless
-        nothing is left to test.
+        A run that begins calls it. So it also looks at the events by time, which are read when training has ended;
+        not where nothing is left to test.
         """
         counts = self.training_counts().cpu().numpy()
         if not self._trains_on_all:
