@@ -236,6 +236,8 @@ def test_a_foreign_meta_is_refused(copy: Path, text: str, message: str) -> None:
 def test_a_folder_without_meta_is_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not a prepared dataset"):
         Sequences.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere is not there; a prepared dataset is made by `trope prepare`"):
+        Sequences.load(tmp_path / "nowhere")
 
 
 def test_pickled_arrays_are_never_loaded(copy: Path) -> None:

@@ -288,4 +288,4 @@ def test_command(tmp_path: Path) -> None:
     assert "is a folder; name a file" in str(folder.exception) and folder.stdout == ""  # nothing was counted
     missing = CliRunner().invoke(app, ["inspect", str(tmp_path / "nothing")])
     assert isinstance(missing.exception, FileNotFoundError)
-    assert "not a prepared dataset" in str(missing.exception)
+    assert "nothing is not there; a prepared dataset is made by" in str(missing.exception)

@@ -298,6 +298,16 @@ def test_damaged_events_by_time_are_refused(path_of: Callable[[str], Path], tmp_
     )
 
 
+def test_of_events_that_do_not_agree_the_damaged_file_is_named(path_of: Callable[[str], Path], tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(path_of("loo-strict"), tmp_path / "copy"))
+    file = shard_folder(copy, 3) / "times.npy"
+    data = bytearray(file.read_bytes())
+    data[128] ^= 1  # of the first event, behind the header
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match=r"00003/times.npy does not match its checksum"):
+        Stream.open(copy, MUCH).in_time("test").runs.check()
+
+
 def test_lost_events_by_time_are_refused_before_training(path_of: Callable[[str], Path], tmp_path: Path) -> None:
     copy = Path(shutil.copytree(path_of("loo-strict"), tmp_path / "copy"))
     file = shard_folder(copy, 3) / "by_time_times.npy"

@@ -151,6 +151,8 @@ class _Run:
             count = min(_CHECKED, self.events - place)
             found += _fingerprint(*(self._part(name, place, count) for name in BY_TIME))
         if expected != found:
+            for name in REQUIRED:  # maybe it is one of these
+                files.read_array(self.folder, name, meta)
             raise ValueError(f"the events by time in {self.folder} are not those of its users; {_AGAIN}")
 
     def _part(self, name: str, first: int, count: int) -> np.ndarray:

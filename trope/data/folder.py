@@ -84,7 +84,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """Read and check `meta.json` of a prepared folder."""
     path = folder / META
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} is not a prepared dataset: it has no {META}; make one with `trope prepare`")
+        what = f"is not a prepared dataset: it has no {META}" if folder.exists() else "is not there"
+        raise FileNotFoundError(f"{folder} {what}; a prepared dataset is made by `trope prepare`")
     meta = read_json(path, {}, "prepare the data again")
     if meta.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise ValueError(
