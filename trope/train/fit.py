@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm.auto import tqdm
-
 from trope.config import Config
 from trope.data.catalogue import Catalogue
 from trope.data.folder import sha256_of
@@ -35,7 +33,7 @@ from trope.runs import (
 )  # fmt: skip
 from trope.train.checkpoint import Checkpoints, read_state, written_into
 from trope.train.distributed import process_group
-from trope.train.loop import Trainer, say_resumed
+from trope.train.loop import Trainer
 from trope.train.parts import for_device
 from trope.train.process import reproducible, stop_signals, threads_for
 from trope.train.pulse import read_pulse
@@ -166,8 +164,6 @@ def fit(
     ):
         config = for_device(recipe.config, group.device)
         trainer = Trainer(every, config, run, group, resume, recipe.factors, lock, lineage)
-        if progress and group.is_first:
-            say_resumed(trainer, tqdm.write)
         trainer.run(stop, checkpoint_seconds, progress)
         if group.is_first and recipe.trained_pulse is not None:
             with written_into(run):

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from tqdm.auto import tqdm
 
+from trope.data.printable import printable
 from trope.runs import LOG, TENSORBOARD, log_row, write_text
 from trope.train.checkpoint import TrainState
 
@@ -80,6 +81,11 @@ class RunLog:
             self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def say_resumed(run: Path, state: TrainState, epochs: int) -> str:
+    """Where a run goes on, in a line."""
+    return f"{printable(run)} goes on in epoch {state.epoch + 1} of {epochs}, after step {state.step:,}"
 
 
 def _lines_until(path: Path, state: TrainState) -> list[str]:

@@ -37,7 +37,7 @@ from trope.train.agreement import check_same_command, check_same_start
 from trope.train.block_order import Cursor
 from trope.train.checkpoint import Checkpoints, TrainState, written_into
 from trope.train.distributed import Group, process_group
-from trope.train.log import RunLog
+from trope.train.log import RunLog, say_resumed
 from trope.train.optimizer import make_optimizer, set_learning_rates
 from trope.train.process import StopRequest, reproducible, stop_signals, threads_for
 from trope.train.pulse import fit_pulse, keep_counts, read_pulse
@@ -106,7 +106,6 @@ def train(
             data = data.with_own_validation()
         all_data = data.with_validation() if config.train.refit else None  # first: not every protocol can
         trainer = Trainer(data, config, run, group, resume, None, lock)
-        say_resumed(trainer, say)
         trainer.run(stop, checkpoint_seconds, progress)
         chosen, seconds = trainer.state, trainer.state.seconds
         if config.model.pulse:
@@ -121,7 +120,6 @@ def train(
             if isinstance(all_data, Stream) and chosen.cursor is not None:
                 all_data = all_data.in_blocks_of(Cursor(*chosen.cursor).window)  # however much memory there is now
             trainer = Trainer(all_data, config, run / REFIT, group, True, factors)
-            say_resumed(trainer, say)
             trainer.run(stop, checkpoint_seconds, progress)
             trainer.take_pulse(run, chosen.best_epoch)
             trainer.publish(run)
@@ -133,14 +131,6 @@ def train(
         if progress and group.is_first:
             tqdm.write(say_result(summary, config.train.criterion, run))
         return summary
-
-
-def say_resumed(trainer: Trainer, say: Callable[[str], None]) -> None:
-    """Say where a run goes on, if it does not begin now."""
-    state = trainer.state
-    if state.step and not trainer.is_finished:
-        folder = printable(trainer.run_folder)
-        say(f"{folder} goes on in epoch {state.epoch + 1} of {trainer.epochs}, after step {state.step:,}")
 
 
 class Trainer:
@@ -237,6 +227,8 @@ class Trainer:
         """Train to the end."""
         if self.group.is_first:
             self.run_folder.mkdir(exist_ok=True)
+            if progress and self.state.step and not self.is_finished:
+                tqdm.write(say_resumed(self.run_folder, self.state, self.epochs))
         with (
             written_into(self.run_folder),
             RunLog(self.run_folder, self.state, self.total_steps, progress, active=self.group.is_first) as log,
