@@ -33,9 +33,9 @@ from trope.models.pulse import (
     LiveCounts,
     Pulse,
     SortedEvents,
-    active_half_lives,
     own_items,
 )  # fmt: skip
+from trope.models.pulse.counts import grain, half_lives_within
 from trope.models.pulse.seasons import known_periods
 from trope.models.recommender import SequentialRecommender
 from trope.runs import PULSE
@@ -121,7 +121,7 @@ def test_what_sold_a_year_ago_in_the_coming_weeks_counts() -> None:
 ])  # fmt: skip
 def test_half_lives_are_those_that_a_log_can_tell(unit: int, span: int, first: int, last: int) -> None:
     times = torch.arange(0, span, unit * 7) // unit * unit
-    found = [HALF_LIVES[place] for place in active_half_lives(times, span)]
+    found = [HALF_LIVES[place] for place in half_lives_within(grain(times), span)]
     assert (found[0], found[-1]) == (first, last)
 
 

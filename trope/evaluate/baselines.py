@@ -72,9 +72,8 @@ def baselines(data: Sequences, split: str, config: Config) -> dict[str, Scorer]:
     found: dict[str, Scorer] = {MOST_POPULAR: popular}
     found |= {name: RecentlyPopular(popular, events, hours) for name, hours in RECENT.items()}
     if (chosen := choose_half_lives(data, popular, config)) is not None:
-        found[f"{DECAYED}, {say_short(chosen.decayed)}"] = decayed_counts(
-            popular, SortedEvents(*events), [chosen.decayed]
-        )[chosen.decayed]
+        decayed = decayed_counts(popular, SortedEvents(*events), [chosen.decayed])
+        found[f"{DECAYED}, {say_short(chosen.decayed)}"] = decayed[chosen.decayed]
         found[AGAIN] = Again(popular, data, split, chosen.again)
     return found
 

@@ -6,7 +6,6 @@ from trope.models.pulse.counts import (
     DecayedCounts,
     EventsInTime,
     SortedEvents,
-    active_half_lives,
 )  # fmt: skip
 from trope.models.pulse.head import Pulse
 from trope.models.pulse.live import LiveCounts
@@ -15,5 +14,5 @@ from trope.models.pulse.seasons import PERIODS, SeasonCounts
 
 __all__ = [
     "HALF_LIVES", "PERIODS", "CountStream", "DecayedCounts", "EventsInTime", "LiveCounts", "OwnItems", "Pulse",
-    "SeasonCounts", "SortedEvents", "active_half_lives", "own_counts", "own_items",
+    "SeasonCounts", "SortedEvents", "own_counts", "own_items",
 ]  # fmt: skip

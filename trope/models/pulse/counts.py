@@ -30,13 +30,8 @@ def grain(times_N: Tensor) -> int:
     return next((unit for unit in _GRAINS if not any(bool((piece % unit).any()) for piece in pieces)), 1)
 
 
-def active_half_lives(times_N: Tensor, span: int) -> list[int]:
-    """Places in `HALF_LIVES` that a log can tell apart: no shorter than its times' unit, no longer than its span."""
-    return half_lives_within(grain(times_N), span)
-
-
 def half_lives_within(unit: int, span: int) -> list[int]:
-    """`active_half_lives` of a log whose times' unit is known."""
+    """Places in `HALF_LIVES` that a log can tell apart: no shorter than its times' unit, no longer than its span."""
     found = [place for place, seconds in enumerate(HALF_LIVES) if unit <= seconds <= span]
     return found or [0]
 
